@@ -154,7 +154,7 @@ def test_paths_pil_images_arrays_and_tensors_are_predicted_equally(digits, tmp_p
 
 def test_values_that_are_not_images_are_rejected(digits):
     model = peerdg.load_model(digits)
-    with pytest.raises(DataError, match="not within"):
+    with pytest.raises(DataError, match="outside 0"):
         model.predict(np.full((32, 32, 3), 7.5))
     with pytest.raises(DataError, match="absent"):
         model.predict("absent.png")

@@ -141,5 +141,5 @@ def test_error_for_other_classes_names_both_lists_before_writing(
 def test_a_class_named_twice_is_rejected():
     with pytest.raises(ConfigError, match="unique"):
         network("red", "red")
-    with pytest.raises(DataError, match="'red' twice"):
+    with pytest.raises(DataError, match="'red' is listed twice"):
         colored("source", ("red", "red"), {"red": 2}, 0)

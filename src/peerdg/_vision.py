@@ -1,9 +1,9 @@
 """Import torchvision. All other modules import it from here.
 
-A torchvision wheel built for CUDA fails on import with a CPU-only torch, because its compiled
-detection operators do not load and it then cannot register their fake versions. peerdg needs none
-of these operators. If the import fails for exactly that reason, their two schemas are declared
-here, and the import succeeds. Any other failure is raised.
+A torchvision wheel built for CUDA fails on import with a CPU-only torch: its compiled detection
+operators do not load, so it cannot register their fake versions. peerdg needs none of these
+operators. If the import fails for exactly that reason, their two schemas are declared here and the
+import is repeated. Any other error is raised.
 """
 
 import importlib
@@ -19,7 +19,7 @@ try:
 except RuntimeError as error:
     if _MISSING not in str(error):
         raise
-    # Schemas without kernels make the import succeed. They live as long as the library object.
+    # Schemas without kernels are enough for the import. They exist as long as `_library` does.
     _library = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

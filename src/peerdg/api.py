@@ -68,25 +68,25 @@ def fit(
 
     Args:
         data: Benchmark name, folder or list of your own images, `Splits`, or anything that
-            `as_domain` takes, such as `(images, labels)` or a Hugging Face dataset. A part of the
-            latter is held out for validation.
+            `as_domain` accepts, such as `(images, labels)` or a Hugging Face dataset. In-memory
+            data other than `Splits` is split into training and validation images.
         out: Run folder to create.
-        existing: Action if `out` holds a run: `"refuse"`, `"resume"`, `"renew"` (resume, or
-            replace if the data has changed) or `"overwrite"`.
-        progress: Progress display. By default, a terminal or notebook shows one. True always
-            shows it on standard error, False never.
+        existing: Behavior if `out` already contains a run: `"refuse"`, `"resume"`, `"renew"`
+            (resume, or start over if the data has changed) or `"overwrite"`.
+        progress: Progress display. By default, progress is shown in a terminal or notebook. True
+            always shows it on standard error, False never does.
         model: Your own network to train instead of a named backbone. A `Classifier` is trained in
-            place, and its classes are matched to those of the data by name. Any other module is
-            copied first (see `Classifier.from_module`).
-        class_map: Names of target classes and the source classes they mean: `{"Dog": "dog"}`.
-        profile: Whether to measure the time of each stage and write it to `profile.json`.
-        minutes: Approximate duration of a new run. It determines the epochs and k.
+            place, and its classes are matched to the classes of the data by name. Any other module
+            is copied first (see `Classifier.from_module`).
+        class_map: Mapping from target class names to source class names: `{"Dog": "dog"}`.
+        profile: Whether to time each stage and write the result to `profile.json`.
+        minutes: Approximate duration of a new run. It determines the number of epochs and k.
         plugin: Python file that defines a method. It is executed, and its method is trained unless
-            `method` names another.
+            `method` names another one.
         options: Options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
             `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
-            `peer={"k": 1}`, `m_ada={...}` for `m-ada`. With data in memory, `targets` is a
-            dictionary of such data.
+            `peer={"k": 1}`, `m_ada={...}` for `m-ada`. With in-memory data, `targets` maps
+            domain names to data of the same kind.
 
     Example:
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
@@ -136,26 +136,26 @@ def bench(
 ) -> dict[str, Any]:
     """Train several methods with several seeds on the same data, and compare them.
 
-    Each run has its own process. Calling it again resumes unfinished runs.
+    Each run is a separate process. Call `bench` again to resume unfinished runs.
 
     Args:
         data: Benchmark name, or a folder or list of your own images.
-        methods: Names of objectives and recipes from `peerdg methods`.
+        methods: Names of methods and recipes, as listed by `peerdg methods`.
         out: Folder for runs and results.
         seeds: Number of seeds, counted from 0, or a list of seeds.
         reference: Method to compare the others with. Default: plain training, or the first method.
         jobs: Number of parallel runs. They share the cores.
-        until: Epoch to train each run to and to compare at. A later call continues.
-        records: Folders of earlier benches, whose rows are not trained again.
+        until: Epoch at which to stop and compare all runs. A later call continues them.
+        records: Folders of earlier benches. Rows found there are not trained again.
         overwrite: Whether to replace an existing bench in `out`.
         progress: Whether to show progress on standard error. Default: in a terminal or notebook.
-        class_map: Names of target classes and the source classes they mean.
+        class_map: Mapping from target class names to source class names.
         plugin: Python file that defines a method. It is executed.
-        options: Options of all runs, as for `fit`, except method, seed and average.
+        options: Options for all runs, same as for `fit`, except method, seed and average.
 
     Returns:
-        The table as plain data: `rows` with a dictionary for each method, `failures` with the
-        reason of each failed run, and the path `page` of the report. See docs/bench.md.
+        The table as plain data: `rows` has one dictionary per method, `failures` the reason for
+        each failed run, and `page` the path of the report. See docs/bench.md.
     """
     given = _nested(data, options, class_map)
     with nullcontext() if plugin is None else plugin_method(Path(plugin)):
@@ -192,18 +192,18 @@ def combine(
 ) -> Model:
     """Combine several runs into one model with its own folder.
 
-    Weights can be averaged if the runs start from the same weights: the same seed, and a different
-    `train_seed` each. Outputs can always be averaged.
+    Average weights only if the runs start from the same weights, that is, if they have the same
+    seed and different values of `train_seed`. Outputs can always be averaged.
 
     Args:
         runs: Run folders or model folders, at least two.
         out: Model folder to create.
-        rule: `"uniform"` averages all weights, `"greedy"` those that do not lower the accuracy on
-            the source's validation images, and `"ensemble"` averages the outputs.
+        rule: `"uniform"` averages the weights of all runs. `"greedy"` skips runs that lower the
+            accuracy on the source's validation images. `"ensemble"` averages the outputs.
         outputs: Outputs that an ensemble averages: `"probabilities"` (default) or `"logits"`.
         root: Data folder, if it has moved.
-        data: Data of runs that were trained on data in memory.
-        network: Network that the weights belong to, if you trained your own.
+        data: Training data, if the runs were trained on in-memory data.
+        network: Network to load the weights into, if you trained your own.
 
     Example:
         >>> model = peerdg.combine(["runs/a", "runs/b"], out="combined")
@@ -224,7 +224,7 @@ def combine(
 def _nested(
     data: Any, options: Mapping[str, Any], class_map: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Nest options as in a config file. The keyword `m_ada` becomes the section `m-ada`."""
+    """Arrange options as in a config file. The keyword `m_ada` becomes the section `m-ada`."""
     sections = {name.replace("-", "_"): name for name in (*method_names(), *BENCHMARKS)}
     nested = {sections.get(key, key): value for key, value in options.items()}
     if class_map is not None:
@@ -234,8 +234,8 @@ def _nested(
         return {"benchmark": OWN_DATA, **nested}
     targets = nested.get("targets")
     if isinstance(targets, Mapping):
-        hint = "Give names or folders, targets=['sketches'], or all data in memory."
-        raise ConfigError("Targets in memory cannot be combined with named data.", hint=hint)
+        hint = "Pass target names or folders (targets=['sketches']), or all data in memory."
+        raise ConfigError("In-memory targets require in-memory training data.", hint=hint)
     if isinstance(targets, Path | list | tuple):
         several = [targets] if isinstance(targets, Path) else targets
         nested["targets"] = [str(each) if isinstance(each, Path) else each for each in several]
@@ -243,11 +243,11 @@ def _nested(
 
 
 def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
-    """Convert data in memory to splits, and hold out validation images if there are none."""
+    """Convert in-memory data to splits, and hold out validation images if there are none."""
     targets = options.get("targets")
     if isinstance(data, Splits):
         if targets is not None:
-            raise ConfigError("Targets are given twice: in the splits, and as an option.")
+            raise ConfigError("Targets are given twice: in the `Splits` and as `targets`.")
         return data
     settings = build(OwnDataSettings, options.get(OWN_DATA, {}), where=OWN_DATA)
     source = as_domain(data, size=settings.size)

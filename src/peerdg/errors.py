@@ -1,12 +1,12 @@
 """Errors that tell the user what is wrong, where, and what to do.
 
-Each class defines the exit code of the command line. Any exception that is not a `PeerdgError` is
-a bug and ends with code 1 and a traceback.
+Each class sets the exit code of the command line. Any exception that is not a `PeerdgError` is a
+bug and ends with code 1 and a traceback.
 """
 
 
 class PeerdgError(Exception):
-    """Base class of all errors that peerdg raises on purpose."""
+    """Base class for all errors that peerdg raises on purpose."""
 
     exit_code = 1
 
@@ -26,7 +26,7 @@ class ConfigError(PeerdgError):
 
 
 class RunInUseError(PeerdgError):
-    """Another process holds the run folder."""
+    """Another process is using the run folder."""
 
     exit_code = 3
 
@@ -56,7 +56,7 @@ class NumericalError(PeerdgError):
 
 
 class DamagedError(PeerdgError):
-    """A checkpoint, model or archive is damaged or rejected."""
+    """A checkpoint, model or archive is damaged or was rejected."""
 
     exit_code = 7
 
@@ -66,7 +66,7 @@ class PeerdgWarning(UserWarning):
 
 
 class Stopped(PeerdgError):
-    """A run saved its state and stopped early, by a signal or as planned (exit code 0)."""
+    """A run saved its state and stopped early, on a signal or as planned (exit code 0)."""
 
     def __init__(self, message: str = "Stopped.", *, signal_number: int | None) -> None:
         super().__init__(message)

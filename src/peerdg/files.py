@@ -1,4 +1,4 @@
-"""Write files atomically and read them back, with errors that suggest a remedy."""
+"""Write files atomically and read them back, with errors that suggest a fix."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ RESTORE = "Restore it from a backup, or copy it again from its origin."
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path` that becomes `path` if the block succeeds.
 
-    The block creates a file or a folder there, which is removed on any error.
+    The block must create a file or a folder there. It is removed on any error.
     """
     require_replaceable(path)
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
@@ -39,13 +39,13 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             _sync(path.parent)
             remove(former)
     except BaseException:
-        with contextlib.suppress(OSError):  # raise the first error, not this one
+        with contextlib.suppress(OSError):  # raise the original error, not this one
             remove(temporary)
         raise
 
 
 def require_replaceable(path: Path) -> None:
-    """Reject links, pipes, sockets and devices, so that `-o /dev/null` does not replace it."""
+    """Reject links, pipes, sockets and devices, so that `-o /dev/null` cannot replace one."""
     with writing(path):
         if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
             raise OutputError(
@@ -56,7 +56,7 @@ def require_replaceable(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an `OSError` into an `OutputError` that names `path` and a remedy."""
+    """Convert an `OSError` into an `OutputError` that names `path` and a fix."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> Any:
-    """Read a JSON file that peerdg wrote. If given, its value `"format"` must equal `format`."""
+    """Read a JSON file that peerdg wrote. If `format` is given, its `"format"` must match."""
     with reading(path, hint=hint):
         value = json.loads(path.read_text("utf-8"))
         if format is not None and value["format"] != format:
@@ -96,8 +96,8 @@ def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> 
 
 
 def refuse_links(folder: Path) -> None:
-    """Reject symbolic links inside a run or model folder. peerdg would write elsewhere."""
-    # os.walk skips folders that the process that owns the run removes meanwhile.
+    """Reject symbolic links in a run or model folder. peerdg would write outside of it."""
+    # os.walk skips folders that a running process removes in the meantime.
     for parent, folders, files in os.walk(folder):
         for path in (os.path.join(parent, name) for name in (*folders, *files)):
             if os.path.islink(path):
@@ -123,7 +123,7 @@ def remove(path: Path) -> None:
 
 def _sync(*paths: Path) -> None:
     if len(paths) > 1000 and sys.platform == "linux":
-        os.sync()  # waits on Linux, and is minutes faster than one by one
+        os.sync()  # waits on Linux, and saves minutes compared to one fsync per file
         return
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
@@ -135,7 +135,7 @@ def _sync(*paths: Path) -> None:
 
 def _remedy(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "Free some space and start again. Everything saved before is intact."
+        return "Free some space and start again. Everything saved so far is intact."
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-        return "A file and a folder share this name. Choose another one with --out."
-    return "Choose a folder that you may write to, e.g. --out ~/runs/first."
+        return "There is a file where a folder is needed, or vice versa. Choose another --out."
+    return "Choose a folder that you can write to, e.g. --out ~/runs/first."

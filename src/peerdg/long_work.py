@@ -6,7 +6,7 @@
     with interruptible(before_item):            # in the run that calls them
         method.end_epoch(epoch)
 
-Outside of `interruptible`, `iterate` only iterates.
+Outside of `interruptible`, `iterate` is a plain loop.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -16,17 +16,17 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 BeforeItem = Callable[[str, float], None]
-"""Callback with the label of the outermost loop and its completed share."""
+"""Called with the label of the outermost loop and its completed fraction."""
 
-Loops = list[tuple[str, int, int]]  # label, items done and total, outermost loop first
+Loops = list[tuple[str, int, int]]  # (label, items done, items in total), outermost loop first
 _work: ContextVar[tuple[BeforeItem, Loops] | None] = ContextVar("work", default=None)
 
 
 def iterate(items: Collection[Item], label: str = "") -> Iterator[Item]:
-    """Iterate over `items` and report progress before each item, where the run may stop.
+    """Iterate over `items`, and report progress before each one. The run can stop there.
 
     A stopped run resumes after the epoch's last step and repeats the whole loop, so the loop must
-    not change the method before its last item is done. Loops may be nested. The label of the
+    not change the method before its last item is done. If loops are nested, the label of the
     outermost one is shown.
     """
     work = _work.get()
@@ -50,7 +50,7 @@ def iterate(items: Collection[Item], label: str = "") -> Iterator[Item]:
 
 @contextmanager
 def interruptible(before_item: BeforeItem) -> Iterator[None]:
-    """Call `before_item` before each item of the loops inside the block. It may raise to stop."""
+    """Call `before_item` before each item of the loops in the block. It may raise to stop them."""
     token = _work.set((before_item, []))
     try:
         yield

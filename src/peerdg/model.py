@@ -1,4 +1,4 @@
-"""Stored models for prediction, evaluation and export."""
+"""Load a stored model to predict, evaluate or export."""
 
 import math
 import warnings
@@ -41,7 +41,7 @@ from peerdg.run.hardware import find_device
 from peerdg.run.manifest import count_known_images
 from peerdg.terminal import visible
 
-_FEW = 5  # class names in the representation of a model
+_FEW = 5  # class names shown by `repr`
 ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
 
 
@@ -54,18 +54,18 @@ class Prediction:
 
 
 class Model:
-    """A classifier for images in any common form.
+    """A trained classifier for image files, PIL images, arrays and tensors.
 
     Images are decoded to squares of `stored_size`, like the training images, and then resized to
     `image_size`.
 
     Args:
         classifier: Network with class names and normalization.
-        image_size: Side of the network's input images.
-        stored_size: Side of the squares that images are decoded to. Default: `image_size`.
+        image_size: Side length of the network's input in pixels.
+        stored_size: Side length that images are decoded to. Default: `image_size`.
         description: Content of `model.json`, for exports and the model card.
-        folder: Run folder or model folder, if any. With a run folder, evaluating on its training
-            images gives a warning.
+        folder: Run folder or model folder, if any. With a run folder, evaluation warns about
+            images that the run was trained on.
     """
 
     def __init__(
@@ -113,16 +113,16 @@ class Model:
         return self
 
     def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int | None = None) -> Any:
-        """Predict the class of one image (a `Prediction`) or of several (a list of them).
+        """Predict the class of one image (returns a `Prediction`) or of several (returns a list).
 
         Args:
             images: Path, PIL image, array `[H, W, 3]` or `[H, W]`, or tensor `[3, H, W]`, uint8 or
-                in [0, 1]. Several images are an array `[N, H, W, 3]`, a tensor `[N, 3, H, W]` or a
-                sequence of single images.
-            top: Number of most probable classes to return for each image, as a list.
+                in [0, 1]. For several images, an array `[N, H, W, 3]`, a tensor `[N, 3, H, W]` or
+                a sequence of single images.
+            top: If set, return a list with this many of the most probable classes per image.
         """
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
-            raise ConfigError(f"top is {top!r}. It must be a whole number of at least 1.")
+            raise ConfigError(f"top must be a whole number of at least 1, got {top!r}.")
         result: list[Any] = []
         for batch in self._predict(images):
             for label, row in zip(batch.labels.tolist(), batch.probabilities, strict=True):
@@ -132,20 +132,20 @@ class Model:
         return result[0] if _is_single(images) else result
 
     def probabilities(self, images: ImageLike | Iterable[ImageLike]) -> torch.Tensor:
-        """Compute class probabilities `[N, classes]` of one image (N = 1) or several."""
+        """Compute class probabilities `[N, classes]` for one image (N = 1) or several."""
         rows = [batch.probabilities for batch in self._predict(images)]
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
 
     def predict_files(self, paths: Iterable[str | Path]) -> Iterator[FilePrediction]:
-        """Predict any number of files in order, in constant memory.
+        """Predict any number of image files, in order and in constant memory.
 
-        The prediction of a file that cannot be decoded has an `error`.
+        If a file cannot be decoded, its prediction has an `error`.
         """
         size, stored_size = self.image_size, self.stored_size
         return predict_files(self.classifier, map(Path, paths), size=size, stored_size=stored_size)
 
     def evaluate(self, domain: Domain) -> dict[str, Any]:
-        """Compute loss, accuracy in percent, and the numbers of images and correct predictions.
+        """Compute loss, accuracy in percent, and the number of images and of correct predictions.
 
         Classes are matched by name. Warns about images that the run was trained on.
         """
@@ -157,14 +157,14 @@ class Model:
         return result
 
     def evaluate_in_detail(self, domain: Domain, *, worst: int = WORST) -> DomainReport:
-        """Evaluate by class, with confusion, calibration, and the `worst` mistakes."""
+        """Report accuracy per class, confusions, calibration and the most confident mistakes."""
         domain = domain.with_classes(self.classes)
         overlap = self._count_seen(domain)
         report = evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
         return replace(report, overlap=overlap)
 
     def _count_seen(self, domain: Domain) -> Overlap | None:
-        """Count the training images in `domain`, and warn. None if they are not known."""
+        """Count training images in `domain`, and warn if there are any. None if unknown."""
         seen = None if self.folder is None else count_known_images(self.folder, domain)
         if seen is not None and seen.trained:
             warnings.warn(f"'{visible(domain.name)}': {seen}", PeerdgWarning, stacklevel=3)
@@ -174,7 +174,7 @@ class Model:
         """Write the model as `"onnx"`, `"torch-export"` or `"safetensors"`, and check the result.
 
         Args:
-            path: File if it has a suffix of the format, else a folder to create.
+            path: File to write if it has the format's suffix, else a folder to create.
             format: File format.
             overwrite: Whether to replace an existing file.
         """
@@ -209,8 +209,8 @@ def load_model(
 
     Args:
         path: Run folder or model folder.
-        network: Network that the weights belong to, if you trained your own.
-        device: Device of the network, e.g. `"cuda"`. `"auto"` takes the accelerator if available.
+        network: Network to load the weights into, if you trained your own.
+        device: Device to load onto, e.g. `"cuda"`. `"auto"` uses an accelerator if available.
     """
     place = find_device(str(device))  # rejects an unknown device before loading
     classifier, description = load_stored(Path(path), network)
@@ -222,7 +222,7 @@ def load_model(
 
 
 def make_model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:
-    """Make a model from the description in its folder."""
+    """Build a `Model` from the description stored in its folder."""
     return Model(
         classifier,
         description["image_size"],

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from peerdg.errors import ConfigError
 
 T = TypeVar("T")
-MAX_FILE = 256 * 1024  # bytes of a config file
+MAX_FILE = 256 * 1024  # bytes in a config file
 _LIMITS = {
     "at_least": (operator.ge, "at least"),
     "above": (operator.gt, "greater than"),
@@ -46,11 +46,11 @@ def option(
         at_least: Minimum.
         above: Exclusive minimum.
         at_most: Maximum.
-        announced: Whether to print it at the start of runs on own images. Results depend on it.
-        part_of: Option that chooses its component. It has no effect if that is `"none"`.
-        names_model: Whether it names a trained network. Runs store the network's fingerprint.
-        is_place: Whether it only locates files. Records and comparisons leave it out.
-        formerly: Former name, still accepted.
+        announced: Whether to print the value when a run on own images starts.
+        part_of: Option that selects a component. If it is `"none"`, this option has no effect.
+        names_model: Whether the value names a trained network. Runs store its fingerprint.
+        is_place: Whether the value only locates files. Records and comparisons leave it out.
+        formerly: Former name, which is still accepted.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "limits": limits, "announced": announced, "part_of": part_of}
@@ -66,7 +66,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def nearest_path(path: Path) -> str | None:
-    """Ask whether the existing path next to `path` with the nearest name was meant, if any is."""
+    """Suggest the existing path in the same folder with the closest name, or return None."""
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     guess = None if path.exists() else nearest(path.name, names)
     return f"Did you mean {path.parent / guess}?" if guess else None
@@ -136,7 +136,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 
 def check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> None:
-    """Raise if a number, or one in a tuple, is not finite or not within `limits`."""
+    """Raise if a number, or any number in a tuple, is not finite or is outside of `limits`."""
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, bool) or not isinstance(item, int | float):
             continue

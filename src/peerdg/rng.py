@@ -1,7 +1,7 @@
 """Stateless randomness: every draw is derived from the run's seed and a key.
 
-An exact resume needs no stored generator state. Two methods with the same seed see the same order
-of images and the same augmentations.
+No generator state has to be stored for an exact resume. Two methods with the same seed see the
+same order of images and the same augmentations.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Named stages of the work, timed only while a profile is recorded.
+"""Time named stages of a run, but only while a profile is recorded.
 
     with stage("backward"):      # or @stage("augment") on a function
         loss.backward()
@@ -6,7 +6,7 @@
     with write_profile(path, device):  # {"stages": {"backward": {"seconds": 12.3, "calls": 79}, ...
         train()
 
-Time in nested stages counts for the innermost one only. Outside of `write_profile`, a stage costs
+Time in nested stages counts only for the innermost one. Outside of `write_profile`, a stage costs
 about a microsecond.
 """
 
@@ -28,7 +28,7 @@ class _Clock:
     def __init__(self, wait: Callable[[], None]) -> None:
         self.stages: dict[str, dict[str, float]] = {REST: {"seconds": 0.0, "calls": 1}}
         self._open = [REST]
-        self._wait = wait  # synchronizes the device, so that queued work counts for its stage
+        self._wait = wait  # synchronizes the device, so that queued work counts for the right stage
         self._since = time.perf_counter()
 
     def enter(self, name: str) -> None:
@@ -65,9 +65,9 @@ def stage(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_profile(path: Path, device: "torch.device") -> Iterator[None]:
-    """Time the stages inside the block, and write their seconds to `path` at its end.
+    """Time the stages inside the block, and write the times in seconds to `path` at its end.
 
-    Asynchronous devices are synchronized at the end of each stage, which costs some speed.
+    Asynchronous devices are synchronized between stages, which costs some speed.
     """
     import torch  # not at the top, so that reports can read a profile without torch
 

@@ -1,4 +1,4 @@
-"""Console, tables, and escaping of untrusted text on screen and in reports."""
+"""Print text and tables, with untrusted text escaped on screen and in reports."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from rich.text import Text
 if TYPE_CHECKING:  # slow to import, and not needed for --help
     import jinja2
 
-MIN_COLUMN = 12  # in cells. Only longer words may be broken in a narrow column
+MIN_COLUMN = 12  # cells. In a narrow column, only longer words are broken
 GAP = 2  # cells between columns
 _CONTINUED = re.compile(r"\n(?=  |\t|\Z)")
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|!~$])")
@@ -38,7 +38,7 @@ def visible(text: str) -> str:
 def visible_message(text: str) -> str:
     """Escape a message, but keep line breaks before indented lines.
 
-    A name with a line break thus cannot start a line that looks like an error.
+    This way, a name with a line break cannot start a line that looks like an error.
     """
     return "\n".join(visible(re.sub("^\t", "  ", line)) for line in _CONTINUED.split(text))
 
@@ -49,7 +49,7 @@ def storable(text: str) -> str:
 
 
 def command(*words: object) -> str:
-    """Write a command of peerdg that can be pasted into a shell, with its paths quoted."""
+    """Format a peerdg command that can be pasted into a shell, with quoted arguments."""
     return shlex.join(["peerdg", *map(str, words)])
 
 
@@ -76,7 +76,7 @@ class Table:
     is_text: bool = False  # align all columns to the left, not only the first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Columns that do not fit the terminal follow in another table.
+        # Columns that do not fit the terminal go into another table below.
         room = options.max_width if console.is_terminal else sys.maxsize
         lines = [[visible(cell) for cell in line] for line in (self.columns, *self.rows)]
         words = [[0, *map(cell_len, " ".join(cells).split())] for cells in zip(*lines, strict=True)]
@@ -160,7 +160,7 @@ error_console = Terminal(stderr=True, highlight=False)  # progress, notes and er
 
 
 def is_live(console: Console) -> bool:
-    """Return whether a block can be updated in place."""
+    """Return whether the console can update its output in place."""
     if console.is_jupyter:
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal

@@ -135,7 +135,7 @@ def test_a_run_with_a_damaged_newest_checkpoint_warns_and_ends_equal(
     newest = checkpoints(out / "checkpoint")[-1]
     content = (newest / "tensors.safetensors").read_bytes()
     (newest / "tensors.safetensors").write_bytes(flip_a_bit(content, random.Random(0)))
-    with pytest.warns(PeerdgWarning, match="The one before it is used"):
+    with pytest.warns(PeerdgWarning, match="The previous checkpoint is used"):
         fit(out)
     for name in ("model/model.safetensors", "metrics.jsonl", "done.json"):
         assert (out / name).read_bytes() == (finished / name).read_bytes()

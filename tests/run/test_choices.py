@@ -126,8 +126,8 @@ def test_a_folder_is_all_a_person_types(tmp_path, monkeypatch, capsys):
                  "--pretrain.epochs", "0"]  # fmt: skip
     assert run(arguments, debug=True) == 0
     shown = capsys.readouterr()
-    assert "--backbone digits-cnn: images of 40 px are small" in shown.err
-    assert "16 training images of 3 classes: cat, dog, owl." in shown.err
+    assert "--backbone digits-cnn: 40 px images count as small" in shown.err
+    assert "16 training images in 3 classes: cat, dog, owl." in shown.err
     assert "2 validation images (--own-data.validation-fraction" in shown.err
     assert "About " in shown.err and "0 + " not in shown.err
     assert "sketches" in shown.out and "--report" in shown.out
@@ -158,7 +158,7 @@ def test_data_that_changed_since_the_start_is_named_file_by_file(tmp_path, monke
     assert "dog/1.png" in told
     assert "--accept-new-data" in told
     assert run(["train", *arguments[1:], "--accept-new-data", "--overwrite"], debug=False) == 2
-    assert "exclude each other" in capsys.readouterr().err
-    with pytest.warns(PeerdgWarning, match="starts again"):
+    assert "cannot be used together" in capsys.readouterr().err
+    with pytest.warns(PeerdgWarning, match="starts over"):
         assert run(["resume", "run", "--accept-new-data", "--quiet"], debug=True) == 0
     assert run(["resume", "run", "--quiet"], debug=True) == 0

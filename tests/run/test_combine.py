@@ -319,8 +319,8 @@ def refused(folders: list[Path], out: Path, match: str, kind: type[PeerdgError] 
 def test_too_few_or_equal_models_are_refused(tmp_path):
     one = save(tmp_path / "a")
     copied = Path(shutil.copytree(one, tmp_path / "copied"))
-    refused([], tmp_path / "u", "0 runs")
-    refused([one], tmp_path / "u", "1 runs")
+    refused([], tmp_path / "u", "At least two runs are needed, got 0")
+    refused([one], tmp_path / "u", "got 1")
     refused([one, one], tmp_path / "u", "same model")
     refused([one, copied], tmp_path / "u", "same model")
 

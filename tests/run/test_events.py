@@ -55,7 +55,7 @@ def test_a_bad_line_is_named_and_cut(lines: JsonLines, position: int):
     good = lines.path.read_bytes().splitlines(keepends=True)
     for bad in BAD:
         lines.path.write_bytes(b"".join([*good[:position], bad + b"\n", *good[position:]]))
-        with pytest.raises(DamagedError, match=f"line {position + 1} is not a record"):
+        with pytest.raises(DamagedError, match=f"line {position + 1} is invalid"):
             lines.read()
         lines.cut()
         assert lines.read() == RECORDS[:position]

@@ -117,10 +117,10 @@ def test_a_run_is_not_resumed_with_a_changed_teacher(tmp_path):
     weights["head.bias"] += 1
     save_file(weights, teacher / "model.safetensors")
     change(teacher, weights_sha256=sha256(teacher / "model.safetensors"))
-    with pytest.raises(ConfigError, match=r"model of teacher\.model"):
+    with pytest.raises(ConfigError, match=r"model for teacher\.model"):
         guided(run, teacher, existing="resume")
     shutil.rmtree(teacher)
-    with pytest.raises(DataError, match="There is no model in"):
+    with pytest.raises(DataError, match="There is no folder"):
         guided(run, teacher, existing="resume")
     kept.rename(teacher)
     guided(run, teacher, existing="resume")

@@ -320,7 +320,7 @@ def test_the_checkpoint_before_damaged_images_is_used_and_the_run_ends_equal(
     damage(kind)(path)
     saves = train(out)
     assert len(saves.problems) == 1
-    assert "The one before it is used" in saves.problems[0]
+    assert "The previous checkpoint is used" in saves.problems[0]
     assert_equal(out, whole)
     for path in checkpoints(out / "checkpoint"):
         load_checkpoint(path)

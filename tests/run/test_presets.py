@@ -83,7 +83,7 @@ def test_a_fixed_strength_is_refused_where_the_policy_is_drawn():
 
 
 def test_options_of_another_method_or_data_set_are_refused():
-    with pytest.raises(ConfigError, match="options of the method"):
+    with pytest.raises(ConfigError, match="given for the method"):
         resolve({"method": "peer", "erm": {}})
     with pytest.raises(ConfigError, match="data set 'digits'"):
         resolve({"benchmark": "digits-mini", "digits": {"train": 5}})

@@ -228,7 +228,7 @@ def test_other_inputs_are_refused_by_name(tmp_path: Path):
     opened = RunFolder.open(tmp_path / "run", config, existing="resume")
     for inputs, name in (
         ({"network": "0" * 12}, "the network"),
-        ({"weights_sha256": "0" * 64}, "file of initial weights"),
+        ({"weights_sha256": "0" * 64}, "initial weights file"),
         ({"added_layers": [{"kind": "style-mixing"}]}, "layers"),
         ({"models": {"miro.oracle": "0" * 64}}, "miro.oracle"),
     ):
@@ -323,7 +323,7 @@ def test_fewer_images_than_a_batch_are_refused_before_anything_is_trained(tmp_pa
 
 
 def test_periods_that_do_not_fit_the_epochs_are_said(tmp_path: Path):
-    for k, words in ((5, "larger than the 3 epochs"), (2, "last 1 do not enter")):
+    for k, words in ((5, "larger than the 3 epochs"), (2, "last 1 are left out")):
         with pytest.warns(PeerdgWarning, match=words) as warned:
             fit(tmp_path / str(k), method="peer", peer={"k": k, "head_dim": 4},
                 train={"epochs": 3, "batch_size": 8})  # fmt: skip

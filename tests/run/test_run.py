@@ -104,7 +104,7 @@ def test_a_phase_that_answers_every_image_alike_is_named_with_its_rate(phase, tm
     with pytest.warns(PeerdgWarning, match="has learned nothing") as warned:
         learn(tmp_path / "run", phase, lr=1e-12)
     (message,) = [str(w.message) for w in warned]
-    assert f"{entropy:.2f}, is that of a constant prediction ({entropy:.2f})" in message
+    assert f"{entropy:.2f}, is the same as for a constant prediction ({entropy:.2f})" in message
     assert f"--{phase}.lr 1e-12" in message and "raise it" in message
     events = (tmp_path / "run/events.jsonl").read_text()
     assert "nothing_learnt" in events

@@ -133,7 +133,7 @@ def test_a_method_without_k_is_evaluated_a_few_times():
 
 
 def test_too_little_time_is_refused_with_the_least_that_would_do():
-    with pytest.raises(ConfigError, match=r"too few .* 1 \+ 3 epochs, k 1"):
+    with pytest.raises(ConfigError, match=r"not enough .* 1 \+ 3 epochs, k 1"):
         fitted(1, costs(30.0))
 
 
@@ -148,7 +148,7 @@ def test_epochs_and_minutes_exclude_each_other(tmp_path: Path, capsys: pytest.Ca
     for flag in ("--train.epochs=3", f"--config={tmp_path / 'given.toml'}"):
         out = f"--out={tmp_path / 'run'}"
         assert run(["train", "digits-mini", "--minutes=1", flag, out], debug=False) == 2
-        assert "exclude each other" in capsys.readouterr().err
+        assert "cannot be used together" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -1,1 +1,1 @@
-"""One run: options, folder, checkpoints, records and the model. Starts at `run.start_run`."""
+"""A single run: options, folder, checkpoints, records and model. Entry point: `run.start_run`."""

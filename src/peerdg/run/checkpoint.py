@@ -1,13 +1,13 @@
-"""Checkpoints: the state of a run as a folder without pickle, complete or absent.
+"""Save and load checkpoints: folders without pickle, written completely or not at all.
 
-Files of `checkpoint/1000004000020/`, named by phase, epoch and step:
+The folder `checkpoint/1000004000020/` is named after its phase, epoch and step. It contains:
 
-* `tensors.safetensors`: weights, optimizer state, sums of the current epoch
+* `tensors.safetensors`: weights, optimizer state, running sums of the current epoch
 * `state.json`: position, optimizer options, length of the records
-* `MANIFEST.json`: SHA-256 of both
+* `MANIFEST.json`: SHA-256 of both files
 
 Images that a method added to the training pool are in `checkpoint/pool/`, one file per addition,
-named by its content. `state.json` lists them in order.
+named by the hash of its content. `state.json` lists them in order.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ PHASES = ("pretrain", "train")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint, read and verified."""
+    """The verified content of a checkpoint."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -57,7 +57,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, An
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint folder. `DamagedError` if a file does not match its checksum."""
+    """Read one checkpoint folder. Raises `DamagedError` if a checksum does not match."""
     with reading(path):
         manifest = read_json(path / MANIFEST, format=FORMAT)
         for name in (TENSORS, STATE):
@@ -69,7 +69,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Load the newest undamaged checkpoint, or None, and describe each damaged one."""
+    """Load the newest intact checkpoint, or None, and describe the damaged ones."""
     problems: list[str] = []
     paths = checkpoints(folder)
     for path in reversed(paths):
@@ -88,18 +88,18 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 def save_checkpoint(
     folder: Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Write checkpoint `number`, then remove all but the newest `KEEP`, and their pool images.
+    """Write checkpoint `number`. Remove all but the newest `KEEP`, and unused pool images.
 
     The pool images that `state` lists must already be stored.
     """
     write_checkpoint(folder / f"{number:013d}", tensors, state)
     for old in checkpoints(folder)[:-KEEP]:
-        # Rename first: a kill must not leave half a checkpoint under its name.
+        # Rename first, so that a kill cannot leave half a checkpoint under a valid name.
         temporary = old.with_name(f"{TEMPORARY}{old.name}")
         with writing(old):
             old.rename(temporary)
         remove(temporary)
-    with contextlib.suppress(DamagedError):  # keep all images if a list of them is unreadable
+    with contextlib.suppress(DamagedError):  # if a state is unreadable, keep all images
         states = [read_json(path / STATE) for path in checkpoints(folder)]
         named = {digest for state in states for digest in state.get(POOL, ())}
         for file in (folder / POOL).glob("*.safetensors"):
@@ -115,9 +115,9 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Remove the temporary files and folders of a killed process."""
+    """Remove temporary files and folders that a killed process left behind."""
     for name in ("", "checkpoint", f"checkpoint/{POOL}", "model", "snapshots"):
-        for path in (run / name).glob(".tmp*"):  # also those of safetensors, which have no dash
+        for path in (run / name).glob(".tmp*"):  # no dash: includes files of safetensors
             remove(path)
 
 
@@ -132,25 +132,25 @@ def _load_addition(folder: Path, digest: str) -> PoolImages:
 
 
 class Background:
-    """A thread that writes files while training continues."""
+    """Write files in a thread while training continues."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
 
     def start(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Start `work` once the previous work is done. Raises the exception of the latter."""
+        """Wait for the previous work, raising its exception if it failed, then start `work`."""
         self.wait()
         self._running = self._executor.submit(work, *arguments)
 
     def wait(self) -> None:
-        """Wait for the running work. Raises its exception."""
+        """Wait for the running work, and raise its exception if it failed."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
 
     def close(self) -> None:
-        """Wait for the last work and end the thread."""
+        """Wait for the running work, then end the thread."""
         try:
             self.wait()
         finally:
@@ -158,7 +158,7 @@ class Background:
 
 
 class Checkpointer:
-    """Save the state of a run at most `minutes` apart, and restore the newest one.
+    """Save the state of a run whenever `minutes` have passed, and restore the newest state.
 
     `problems` lists messages about damaged checkpoints and lost records.
     """
@@ -170,19 +170,19 @@ class Checkpointer:
         self._background = Background()
         remove_leftovers(run.path)
         self._pending, damaged = load_newest(run.checkpoints)
-        self.problems = [f"{problem} The one before it is used." for problem in damaged]
+        self.problems = [f"{problem} The previous checkpoint is used." for problem in damaged]
         additions = () if self._pending is None else self._pending.additions
         self._stored = {addition.digest for addition in additions}
         self._cut_records(self._pending)
 
     @property
     def resumes(self) -> bool:
-        """Whether there is a state to continue from."""
+        """Whether there is a checkpoint to continue from."""
         return self._pending is not None
 
     @property
     def position(self) -> str:
-        """Position where the run continues, as text."""
+        """Text that describes where the run continues."""
         state = self._pending.state if self._pending else {"phase": "start", "epoch": 0, "step": 0}
         return f"{state['phase']} after epoch {state['epoch']}, step {state['step']}"
 
@@ -197,7 +197,7 @@ class Checkpointer:
         if self._pending is not None and self._pending.state["phase"] == state.phase:
             pending, self._pending = self._pending, None
             state.restore(pending.tensors, pending.state, pending.additions)
-            # Lost records: evaluate again if the weights are still those of the evaluation.
+            # The lost records may include the last evaluation. Repeat it if no step followed.
             if self._lost_records:
                 state.evaluated = False
 
@@ -208,7 +208,7 @@ class Checkpointer:
 
     @stage("checkpoint")
     def save(self, state: TrainState, *, wait: bool = False) -> None:
-        """Copy the state and write the copy in the background, or `wait` for the disk."""
+        """Copy the state and write it in the background, or `wait` until it is on disk."""
         plain = {**state.metadata(), "metrics_bytes": self.run.metrics.size()}
         self._background.wait()
         copies = {n: t.detach().to("cpu", copy=True) for n, t in state.tensors().items()}
@@ -218,7 +218,7 @@ class Checkpointer:
             self._background.wait()
 
     def close(self) -> None:
-        """Wait until everything is written. Raises the exception of a failed write."""
+        """Wait until everything is written, and raise the exception of a failed write."""
         self._background.close()
 
     def _write(
@@ -234,11 +234,11 @@ class Checkpointer:
                 with replace_atomically(path) as file:
                     save_tensors(file, {"images": addition.images, "labels": addition.labels})
                 self._stored.add(addition.digest)
-        self.run.metrics.sync()  # before the checkpoint, which stores their length
+        self.run.metrics.sync()  # before the checkpoint, which stores the file's length
         save_checkpoint(self.run.checkpoints, number, tensors, plain)
 
     def _cut_records(self, checkpoint: Checkpoint | None) -> None:
-        """Drop records newer than the checkpoint. The resumed run writes the same ones again."""
+        """Drop records newer than the checkpoint. The resumed run writes them again."""
         expected = checkpoint.state["metrics_bytes"] if checkpoint else 0
         metrics = self.run.metrics
         self.run.events.cut()
@@ -251,12 +251,12 @@ class Checkpointer:
             "The weights are not affected, but later records are lost."
         )
         records = metrics.read()
-        if records and records[-1]["kind"] == "evaluation":  # the rest of it may be lost
+        if records and records[-1]["kind"] == "evaluation":  # it may be incomplete
             metrics.cut(metrics.size_before(records[-1], "kind", "phase", "epoch"))
 
 
 def _number(state: TrainState) -> int:
-    """Order checkpoints by phase, epoch and step.
+    """Return a number that orders checkpoints by phase, epoch and step.
 
     Equal numbers mean equal states, except for an evaluation between two epochs. A state saved
     before that evaluation repeats it when resumed, and then equals the state saved after it.

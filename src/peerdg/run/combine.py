@@ -1,7 +1,7 @@
 """Combine several runs into one model: average their weights or their outputs.
 
-A mean of weights is DiWA: Ramé et al., "Diverse weight averaging for out-of-distribution
-generalization", NeurIPS 2022, https://arxiv.org/abs/2205.09739. A mean of the outputs of averaged
+Averaging weights is DiWA: Ramé et al., "Diverse weight averaging for out-of-distribution
+generalization", NeurIPS 2022, https://arxiv.org/abs/2205.09739. Averaging the outputs of averaged
 models is EoA: Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832.
 """
 
@@ -41,14 +41,14 @@ from peerdg.terminal import storable
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 
-# Batch statistics that are averaged like weights.
+# With these rules, batch statistics are averaged like weights.
 LEARNED = ("trained", "frozen")
 GREEDY = "runs were chosen by their accuracy on the source's validation images"
 
 
 @dataclass
 class _Member:
-    """A run to combine, not loaded."""
+    """A run to combine. Its weights are not loaded."""
 
     path: Path  # run folder or model folder, as the user gave it
     description: dict[str, Any]  # content of its `model.json`
@@ -62,7 +62,7 @@ class _Member:
 
     @property
     def run(self) -> Path | None:
-        """Run folder, if `path` is one or is the model folder inside one."""
+        """Run folder, if `path` is a run folder or the model folder inside one."""
         places = (self.path, self.path.parent)
         return next((place for place in places if (place / "config.toml").is_file()), None)
 
@@ -97,27 +97,27 @@ def combine(
     splits: Splits | None = None,
     network: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Combine several runs into a model folder that does not need them afterwards.
+    """Combine several runs into a self-contained model folder.
 
     The rules:
 
     * `"uniform"`: θ = (1/M) Σ_m θ_m.
-    * `"greedy"`: add runs in the order of their accuracy on the source's validation images. Keep
-      a run if the accuracy of the mean does not fall.
-    * `"ensemble"`: the mean of the outputs, see `models.ensemble`.
+    * `"greedy"`: add runs in order of their accuracy on the source's validation images. Keep a run
+      if it does not lower the accuracy of the mean.
+    * `"ensemble"`: average the outputs, see `models.ensemble`.
 
-    The batch statistics of a mean of weights are recomputed on the source's clean images if the
-    runs were evaluated that way. Without these images they are averaged. If the data is available,
-    the model is evaluated on it for its card. The arguments are those of `peerdg.combine`.
+    With averaged weights, batch statistics are recomputed on the source's clean images if the runs
+    were evaluated that way. If these images are missing, the statistics are averaged. If the data
+    is available, the model is evaluated on it for its card. For the arguments see `peerdg.combine`.
 
     Returns:
-        Description of the model, with the accuracies.
+        Content of `model.json`, including the accuracies.
     """
     convert(rule, Rule, "rule")
     if outputs is not None and rule != "ensemble":
         raise ConfigError(
-            f"The rule '{rule}' averages weights, not {outputs}.",
-            hint="Leave --outputs out, or use --rule ensemble.",
+            f"--outputs {outputs} has no effect: --rule {rule} averages weights, not outputs.",
+            hint="Remove --outputs, or use --rule ensemble.",
         )
     outputs = convert(outputs or "probabilities", Outputs, "outputs")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -172,7 +172,7 @@ def _greedy(
     load: Callable[[_Member], Classifier],
     with_statistics: Callable[[Classifier], Classifier],
 ) -> Classifier:
-    """Average the runs whose addition does not lower the accuracy on validation images."""
+    """Average the runs that do not lower the accuracy on validation images."""
     assert data is not None and data.splits.validation is not None  # noqa: S101  (`_find_data`)
     validation, size = data.splits.validation, data.source.size
 
@@ -235,10 +235,10 @@ def _training(
 
 
 def _read_members(runs: Sequence[Path]) -> list[_Member]:
-    """Read the descriptions of the runs, and refuse those that cannot be combined."""
+    """Read the description of each run, and reject runs that cannot be combined."""
     if len(runs) < 2:
         raise ConfigError(
-            f"Only {len(runs)} runs are given. At least two are needed.",
+            f"At least two runs are needed, got {len(runs)}.",
             hint="peerdg combine runs/a runs/b -o combined",
         )
     members: dict[str, _Member] = {}
@@ -251,7 +251,7 @@ def _read_members(runs: Sequence[Path]) -> list[_Member]:
                 hint="Name each run once. Runs with the same --seed need different --train-seed.",
             )
         if describes_ensemble(member.description):
-            raise ConfigError(f"{path} is an ensemble.", hint="Name its members instead.")
+            raise ConfigError(f"{path} is an ensemble.", hint="Combine its members instead.")
         _require_alike(next(iter(members.values())), member)
         if far := how_far(member.description):
             message = f"{path} belongs to an unfinished run: it was {far}."
@@ -267,7 +267,7 @@ def _require_alike(first: _Member, member: _Member) -> None:
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise ConfigError(
-                f"{first.path} and {member.path} differ in {name}: {ours} and {theirs}.",
+                f"{first.path} and {member.path} have different {name}: {ours} and {theirs}.",
                 hint="Combine runs with the same --backbone, classes and image size.",
             )
 
@@ -275,7 +275,7 @@ def _require_alike(first: _Member, member: _Member) -> None:
 def _warn_of_different_starts(members: Sequence[_Member]) -> None:
     """Warn if the main phases of the runs did not start from the same weights.
 
-    Averaging the weights of networks with different initializations is usually useless.
+    Averaging weights rarely works for networks with different initializations.
     """
     ours, *others = map(_start, members)
     for theirs in others:
@@ -292,7 +292,7 @@ def _warn_of_different_starts(members: Sequence[_Member]) -> None:
 
 
 def _start(member: _Member) -> dict[str, Any]:
-    """Return the recorded values that determine the weights at the start of the main phase."""
+    """Return the recorded values that determine the weights before the main phase."""
     training = member.training
     if not training:
         return {}
@@ -318,7 +318,7 @@ def _find_data(
     except PeerdgError as error:
         if needed:
             raise ConfigError(
-                f"--rule greedy needs the validation images of the runs. {error.message}",
+                f"--rule greedy needs the validation images that the runs used. {error.message}",
                 hint=error.hint or "Give the data folder with --root, or use --rule uniform.",
             ) from error
         message = f"The combined model is not evaluated: {error.message}"
@@ -342,7 +342,7 @@ def _load_data(members: Sequence[_Member], root: str | None, splits: Splits | No
     else:
         raise ConfigError("The data is unknown: none of the folders is a run folder.")
     if splits.train.fingerprint not in fingerprints:
-        raise ConfigError("The training images have changed since the runs.")
+        raise ConfigError("The training images have changed since the runs were trained.")
     domains = natural_domains(splits) if config is None else evaluation_domains(config, splits)
     source = Source(splits.train, TransformSettings(size=description["image_size"]))
     return _Data(splits, source, domains)

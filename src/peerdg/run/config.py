@@ -1,6 +1,6 @@
 """`RunConfig`: all options of a run, resolved from layers of plain values.
 
-Does not import torch, so a wrong option or a taken output folder is reported at once.
+Does not import torch, so that a wrong option or an existing output folder is reported at once.
 """
 
 import hashlib
@@ -45,16 +45,16 @@ class RunConfig:
 
     benchmark: str = option("digits-mini", "data set")
     root: str | None = option(None, "folder with the data set's files")
-    targets: tuple[str, ...] | None = option(None, "target domains; default: all available ones")
+    targets: tuple[str, ...] | None = option(None, "target domains; default: all available")
     method: str = option("peer", "training method")
-    recipe: str | None = None  # name that stands for `method` and `average`, if the user gave it
+    recipe: str | None = None  # recipe given by the user, which sets `method` and `average`
     plugin: str | None = None  # file that defines `method`, and its SHA-256
     backbone: str = option("digits-cnn", "network")
     weights: str = option("none", "none, imagenet, or a .safetensors or .pth file")
     budget: str = option("standard", "quick, standard or paper (own images: quick)")
-    seed: int = option(0, "seed of all randomness", at_least=0)
+    seed: int = option(0, "seed for all random numbers", at_least=0)
     train_seed: int | None = option(
-        None, "another seed for the main phase, for different runs with the same start", at_least=0
+        None, "separate seed for the main phase, for runs that share their start", at_least=0
     )
     device: str = option("auto", DEVICES)
     threads: int | None = option(None, "CPU threads; default: all", at_least=1)
@@ -65,23 +65,19 @@ class RunConfig:
     evaluate_every: int = option(10, "epochs between evaluations; default: k", at_least=1)
     checkpoint_minutes: float = option(1.0, "minutes between checkpoints", at_least=0)
     batch_statistics: Literal["clean", "trained"] = option(
-        "clean",
-        "batch statistics of evaluated networks: recomputed on clean images, or as trained",
+        "clean", "batch statistics in evaluations: recomputed on clean images, or from training"
     )
     crafted: Literal["disjoint", "all", "off"] = option(
-        "disjoint",
-        "crafted validation: families that RandAugment does not overlap, all ten, or off",
+        "disjoint", "crafted validation: distortions not in RandAugment, all ten, or off"
     )
     crafted_images: int = option(
-        500, "largest number of validation images to craft; 0: all", at_least=0
+        500, "maximum number of validation images to distort; 0: all", at_least=0
     )
     share_pretraining: bool = option(
-        True, "reuse the pre-training of an equal run, or store it for others"
+        True, "reuse pre-training of an identical run, or store it for others"
     )
-    oracle: bool | None = option(
-        None, "train on the targets as well: an oracle, never a fair baseline"
-    )
-    keep_snapshots: bool = option(False, "keep the trained network's weights at every evaluation")
+    oracle: bool | None = option(None, "also train on the targets: an oracle, not a fair baseline")
+    keep_snapshots: bool = option(False, "save the trained network's weights at every evaluation")
     data: Any = None
     pretrain: PhaseSettings = field(default_factory=PhaseSettings)
     train: PhaseSettings = field(default_factory=PhaseSettings)
@@ -91,7 +87,7 @@ class RunConfig:
     method_settings: Any = None
 
     def tables(self, *, unset: bool = False) -> dict[str, Any]:
-        """Return nested plain values as in a config file. `unset` includes unset ones as None."""
+        """Return nested plain values, as in a config file. `unset` includes None values."""
         values = to_dict(self, unset=unset)
         values[self.method] = values.pop("method_settings", {})
         values[self.benchmark] = values.pop("data", {})
@@ -100,7 +96,7 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """Name of the recipe, or of the method."""
+        """Name of the recipe, if any, or else of the method."""
         return self.recipe or self.method
 
     @property
@@ -110,7 +106,7 @@ class RunConfig:
 
     @property
     def deployed_average(self) -> str | None:
-        """Kind of the deployed average. None if the trained network is deployed."""
+        """Kind of average that is deployed. None if the trained network is deployed."""
         own: str | None = self.method_settings.own_average
         return self.average.kind[0] if self.average.kind else own
 
@@ -120,7 +116,7 @@ class RunConfig:
         return bool(self.method_settings.augments)
 
     def toml(self) -> str:
-        """Write a config file that repeats this run."""
+        """Return the text of a config file that repeats this run."""
         text = tomli_w.dumps(self.tables())
         for line in text.splitlines():
             if storable(line) != line:
@@ -137,7 +133,7 @@ class RunConfig:
 
 # Options that may change when a run is resumed, because they do not affect its result.
 MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root", "share_pretraining"}
-# Paths among the options of data sets. Data is compared by its fingerprint, not by its path.
+# Data set options that are paths. Data is compared by fingerprint, not by path.
 DATA_PLACES = {
     f"{data.name}.{f.name}"
     for data in BENCHMARKS.values()
@@ -152,28 +148,28 @@ SECTIONS: dict[str, type[Any]] = {
     "average": AverageSettings,
 }
 SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
-# Names from papers and other projects that people type.
+# Option names that users may know from papers and other projects.
 ALIASES = {
     "learning_rate": "train.lr", "epochs": "train.epochs", "batch_size": "train.batch_size",
     "lr": "train.lr", "target": "targets", "data": "benchmark", "model": "backbone",
 }  # fmt: skip
-# A file with all of these keys is the complete config of a run. The images add no defaults to it.
+# A file with all of these keys is a complete config. Nothing is chosen from the images then.
 _COMPLETE = {"benchmark", "backbone", "budget", "pretrain", "train"}
 
 
 def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunConfig:
-    """Resolve defaults, the preset and `layers` to a complete `RunConfig`. Later layers win.
+    """Merge defaults, the preset and `layers` into a complete `RunConfig`. Later layers win.
 
     Args:
         layers: Nested plain values from a config file, flags or Python.
-        choices: Options chosen for the user's images, instead of the data set's preset.
+        choices: Options chosen for the user's images, to use instead of the data set's preset.
 
     Raises:
-        ConfigError: For an unknown key (with the nearest one), a value of the wrong type or out of
-            range, or a section that belongs to another method or data set.
+        ConfigError: If a key is unknown (the error suggests the nearest one), a value is out of
+            range or has the wrong type, or a section belongs to another method or data set.
     """
     budgets = list(dict.fromkeys(layer["budget"] for layer in layers if "budget" in layer))
-    if len(budgets) > 1:  # the file's values would override those of the other budget
+    if len(budgets) > 1:  # the file's values would override the other budget
         raise ConfigError(
             f"The config file is for the budget '{budgets[0]}', not '{budgets[1]}'.",
             hint="Remove --budget or --config.",
@@ -184,7 +180,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     method = _text(given, "method", RunConfig.method)
     if method in COMBINATIONS:
         raise ConfigError(
-            f"'{method}' combines {COMBINATIONS[method].members} runs.",
+            f"'{method}' is not a single run: it combines {COMBINATIONS[method].members} runs.",
             hint=f"Use peerdg bench --methods {method}, which trains and combines them.",
         )
     _require_plugin(layers, method)
@@ -195,7 +191,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     base = preset(data.name, budget) if choices is None else choices.base(budget)
     others = set(method_names()) - {method}
     values = merge({k: v for k, v in base.items() if k not in others}, given)
-    # A preset has options of all kinds of augmentation.
+    # A preset has options for all kinds of augmentation. Keep those of the chosen kind.
     kind = given.get("augment", {}).get("kind", method_kind.own_augment)
     own = options_of_kind(str(kind), base.get("augment", {}))
     values["augment"] = merge({"kind": kind}, own, given.get("augment", {}))
@@ -204,7 +200,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
             values["evaluate_every"] = layer["evaluate_every"]
         elif method_kind.period_option in layer.get(method, {}):
             values["evaluate_every"] = layer[method][method_kind.period_option]
-    plugin = plugin_of(method)  # a resumed run has the identity of its plugin in `values`
+    plugin = plugin_of(method)  # when resuming, `values` has the plugin's identity
     values["plugin"] = None if plugin is None else values.get("plugin", plugin.identity)
     parts = {key: build(kind, values.pop(key, {}), where=key) for key, kind in sections.items()}
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
@@ -231,9 +227,9 @@ def resolve_given(
     file: Mapping[str, Any] | None = None,
     splits: "Splits | None" = None,
 ) -> tuple[RunConfig, Choices | None]:
-    """Resolve the options `given` by flags or in Python, over those of a config file.
+    """Resolve options `given` as flags or in Python. They override those in a config file.
 
-    For the user's own images, missing options are chosen from the images and returned with reasons.
+    For the user's own images, missing options are chosen to suit them and returned with reasons.
     """
     file = file or {}
     is_complete = file.keys() >= _COMPLETE
@@ -263,7 +259,7 @@ def resolve_own_data(
     file: Mapping[str, Any] | None = None,
 ) -> tuple[RunConfig, Choices]:
     """Complete the config for the images under `given["root"]`, or for `splits` in memory."""
-    from peerdg.data.own_data import glance  # imports torch
+    from peerdg.data.own_data import glance  # imported here because it needs torch
 
     layers = [_with_full_paths(layer) for layer in (file or {}, {**given, "benchmark": OWN_DATA})]
     wanted = merge({"budget": "quick"}, *layers)
@@ -279,7 +275,7 @@ def resolve_own_data(
 
 
 def _with_full_paths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Make paths absolute, so that a run can be resumed in another folder. Keep domain names."""
+    """Make paths absolute, so that runs can be resumed from any folder. Keep domain names."""
 
     def full(path: Any) -> Any:
         if isinstance(path, list | tuple):
@@ -295,21 +291,21 @@ def _with_full_paths(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
-    """Refuse the method of a plugin that the user did not give."""
-    # The first layer has the plugin of the run, a later one the plugin that the user gave.
+    """Reject a method that is defined in a plugin, unless the user has given the plugin."""
+    # The first layer that names a plugin belongs to the run, later ones to the user.
     of_run = next((layer for layer in layers if "plugin" in layer), None)
     if method in method_names() or of_run is None:
         return
     file = visible(file_of(_text(of_run, "plugin", "")))
     raise ConfigError(
-        f"Method '{visible(method)}' is defined in the plugin {file}.",
+        f"Method '{visible(method)}' is defined in the plugin {file}, which is not loaded.",
         hint=f"Pass it with --plugin {quote(file)}, or plugin='{file}' in Python. It is executed, "
         "so read it first if it is not yours.",
     )
 
 
 def without_method(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the options that do not affect the data. The method may be that of a missing plugin."""
+    """Drop options that do not affect the data. The plugin of the method may be missing."""
     left_out = {"method", "recipe", "plugin", "average", "augment", str(tables.get("method"))}
     return {key: value for key, value in tables.items() if key not in left_out}
 
@@ -333,22 +329,22 @@ def notes(config: RunConfig) -> list[str]:
         )
     elif epochs % k:
         messages.append(
-            f"{epochs} epochs are not a multiple of k = {k}. The last {epochs % k} do not enter "
+            f"{epochs} epochs are not a multiple of k = {k}. The last {epochs % k} are left out of "
             "the deployed average."
         )
     return messages
 
 
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """List differing options that affect the result, one per line, with both values."""
+    """List changed options that affect the result, one per line, with both values."""
     return "\n  ".join(difference(old, new, ignored=MAY_CHANGE))
 
 
 def refuse_difference(old: RunConfig, new: RunConfig) -> None:
-    """Refuse to resume a run with options `new` that differ from its `old` ones."""
+    """Refuse to resume a run if its `new` options differ from the `old` ones."""
     if changes := changed_options(old.tables(), new.tables()):
         raise ConfigError(
-            f"This run was started with other options:\n  {changes}",
+            f"This run was started with different options:\n  {changes}",
             hint="Resume without these options (and with the same --plugin file, if any), or "
             "start a new run in another --out folder.",
         )
@@ -365,7 +361,7 @@ def plugin_method(path: Path) -> Iterator[Plugin]:
         if plugin.name.replace("-", "_") in taken:
             raise ConfigError(
                 f"'{plugin.name}' is the name of an option, so no method can have this name.",
-                hint=f"Rename {plugin.path.name}. A method has the name of its file.",
+                hint=f"Rename {plugin.path.name}. A method is named after its file.",
             )
         with registered(plugin):
             yield plugin
@@ -387,13 +383,13 @@ def _check_keys(
             kind, used = ("method", method) if is_method else ("data set", data)
             change = f", or use --method {key}" if is_method else ""
             raise ConfigError(
-                f"There are options of the {kind} '{key}', but the {kind} is '{used}'.",
+                f"Options are given for the {kind} '{key}', but the {kind} is '{used}'.",
                 hint=f"Remove the section [{key}]{change}.",
             )
         if key in sections and not isinstance(value, Mapping):
-            raise ConfigError(f"'{key}' is a section with options, not a value.")
+            raise ConfigError(f"'{key}' must be a section with options, not a value.")
         if key in SCALARS and isinstance(value, Mapping):
-            raise ConfigError(f"'{key}' is a value, not a section with options.")
+            raise ConfigError(f"'{key}' must be a single value, not a section.")
         if key not in sections and key not in SCALARS:
             raise ConfigError(f"Unknown option '{key}'.", hint=suggest_key(key, sections))
 

@@ -1,14 +1,14 @@
-"""The run folder: all files of a run.
+"""The run folder, which contains all files of a run.
 
     config.toml      all options; `peerdg train --config` repeats the run
     manifest.json    inputs of the run: options, versions, data fingerprints, command
-    files.json       hashes of every image file, and of the pixels of the source's images
-    metrics.jsonl    losses, policies, accuracies; bitwise equal in a repeated run
+    files.json       hashes of all image files, and of the pixels of source images
+    metrics.jsonl    losses, policies, accuracies; bitwise identical in a repeated run
     events.jsonl     starts, stops, seconds, failures
-    checkpoint/      the newest two states, and images that a method made (pool/)
+    checkpoint/      the two newest checkpoints, and images made by the method (pool/)
     snapshots/       the trained network's weights at each evaluation (--keep-snapshots)
     model/           the deployed model
-    profile.json     seconds of each stage (--profile)
+    profile.json     time per stage in seconds (--profile)
     done.json        results of a complete run, or failure.json with the error of a failed one
 
 The status is computed, not stored. A held lock means running, `done.json` means done, and
@@ -51,9 +51,9 @@ LOCK, OWNER = ".lock", ".owner.json"
 
 
 class FolderLock:
-    """File lock `NAME.lock`, with its owner in `NAME.owner.json`.
+    """Lock a folder with the file `NAME.lock`, and record the owner in `NAME.owner.json`.
 
-    The operating system releases it when the process ends.
+    The operating system releases the lock when the process ends.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -75,10 +75,10 @@ class FolderLock:
         write_json(self._owner, owner)
 
     def release(self, *, keep_file: bool = True) -> None:
-        """Release the lock. `keep_file` leaves its file for processes that wait for it."""
+        """Release the lock. `keep_file` leaves the file for processes that wait for the lock."""
         self._owner.unlink(missing_ok=True)
         if not keep_file:
-            remove(self.file)  # before the release: then another process may own it
+            remove(self.file)  # before the release, after which another process may own it
         self._lock.release()
 
     @property
@@ -100,13 +100,13 @@ class FolderLock:
 
 
 class RunFolder:
-    """A run folder. `RunFolder.open` locks it for writing until `close`.
+    """Paths and state of a run folder.
 
-    The constructor only names the files, for reading.
+    To read a run, use the constructor. To write, `RunFolder.open` locks the folder until `close`.
 
     Attributes:
         new_config: Options of the run that `begin` will start, or None.
-        renewal: Options of the run to start if the data has changed, or None if that is refused.
+        renewal: Options for a restart if the data has changed, or None if that is not allowed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -130,7 +130,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
         """Lock the folder for a run with `config`. Raises if it is in use or has another run."""
-        config.toml()  # before making the folder: raises for values that TOML cannot hold
+        config.toml()  # before creating the folder: raises for values that TOML cannot store
         run = cls(path)
         run._create(existing)
         run._lock.acquire()
@@ -159,7 +159,7 @@ class RunFolder:
 
     @property
     def manifest(self) -> Manifest | None:
-        """Manifest, read once. None if it is not written yet."""
+        """Manifest, read on first use. None if it is not written yet."""
         if self._manifest is None and self.manifest_file.exists():
             self._manifest = read_manifest(self.manifest_file)
         return self._manifest
@@ -169,7 +169,7 @@ class RunFolder:
         self._manifest = manifest
 
     def update_manifest(self, **values: Any) -> None:
-        """Change values of the manifest that are known only after the start."""
+        """Update manifest values that are only known after the start."""
         if self.manifest is not None and (new := replace(self.manifest, **values)) != self.manifest:
             self.write_manifest(new)
 
@@ -178,7 +178,7 @@ class RunFolder:
         keep = self.holds_run
         self._lock.release(keep_file=keep)
         if not keep:
-            with contextlib.suppress(OSError):  # not empty: it existed before
+            with contextlib.suppress(OSError):  # the folder is not empty
                 self.path.rmdir()
 
     @property
@@ -200,9 +200,9 @@ class RunFolder:
         return "failed" if self.failure_file.exists() else "resumable"
 
     def require_present(self) -> None:
-        """Refuse to write if the folder was removed or renamed: that would make it again."""
+        """Raise if the folder was removed or renamed. Writing would create it again."""
         if not self.holds_run:
-            hint = "If it was renamed, give `peerdg resume` its new name."
+            hint = "If it was renamed, pass its new name to `peerdg resume`."
             raise OutputError(f"{self.path} was removed or renamed during training.", hint=hint)
 
     def event(self, kind: str, **values: Any) -> None:
@@ -211,7 +211,7 @@ class RunFolder:
         self.events.append({"event": kind, "time": now, **values})
 
     def _create(self, existing: Existing) -> None:
-        with writing(self.path):  # the name may be too long
+        with writing(self.path):  # converts errors, e.g. a name that is too long
             if self.path.exists() and not self.path.is_dir():
                 raise OutputError(
                     f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
@@ -219,7 +219,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._require_own(existing)
             refuse_links(self.path)
-            # Root may write where the mode forbids it, so test by writing a file.
+            # The file mode does not restrict root, so test by writing a file.
             probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"
             probe.touch()
             probe.unlink(missing_ok=True)  # the process that holds the lock may have removed it
@@ -245,8 +245,8 @@ class RunFolder:
         self.renewal = config if existing == "renew" else None
 
     def _require_own(self, existing: Existing) -> None:
-        """Refuse a folder of another program, which may also have a config.toml and a model."""
-        # Temporary files are left by a killed process or belong to one that probes the folder.
+        """Reject folders of other programs, which may also contain a config.toml or a model."""
+        # Temporary files were left by a killed process, or belong to one that probes the folder.
         own = (f"run{LOCK}", f"run{OWNER}", TEMPORARY)
         foreign = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(own))
         is_run = self.holds_run
@@ -256,7 +256,7 @@ class RunFolder:
                 is_run = is_run or {"benchmark", "method"} <= read_toml(self.config_file).keys()
         if foreign and not is_run:
             raise OutputError(
-                f"{self.path} is not empty and not a run folder (it has '{foreign[0]}').",
+                f"{self.path} is not empty and not a run folder (it contains '{foreign[0]}').",
                 hint="Choose a new or empty folder with --out.",
             )
 
@@ -272,10 +272,10 @@ class RunFolder:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Read the `config.toml` of a run folder. Refuses a folder with links."""
+    """Read the `config.toml` of a run folder. Raises if the folder contains links."""
     if not (path / "config.toml").is_file():
         reason = "it has no config.toml" if path.exists() else "it does not exist"
-        hint = "Give the folder that `peerdg train --out` made. `peerdg runs` lists them."
+        hint = "Pass a folder created by `peerdg train --out`. `peerdg runs` lists them."
         raise ConfigError(f"{path} is not a run folder: {reason}.", hint=nearest_path(path) or hint)
     refuse_links(path)
     return read_toml(path / "config.toml")

@@ -1,4 +1,4 @@
-"""Hardware: memory, devices and bfloat16 support."""
+"""Memory, devices and bfloat16 support of the machine."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ def keep_memory() -> None:
     """Make glibc keep freed memory for the next step, unless the environment configures malloc.
 
     By default glibc maps large activations again in every step, and the kernel clears each page.
-    That takes up to a third of the time of a SqueezeNet at 224 px.
+    That takes up to a third of the training time of a SqueezeNet at 224 px.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
@@ -46,8 +46,8 @@ def peak_memory() -> int | None:
 
 
 def find_device(name: str) -> "torch.device":
-    """Return the device after a test. `"auto"` is the accelerator, or the CPU if there is none."""
-    import torch  # late, to keep the start of the command fast
+    """Return a tested device. `"auto"` selects the accelerator, or the CPU if there is none."""
+    import torch  # imported here, so that commands start fast
 
     try:
         if name == "auto":
@@ -65,7 +65,7 @@ def find_device(name: str) -> "torch.device":
 
 def has_bf16(device: "torch.device") -> bool:
     """Whether the device supports bfloat16 natively."""
-    import torch  # late, to keep the start of the command fast
+    import torch  # imported here, so that commands start fast
 
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

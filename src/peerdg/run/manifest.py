@@ -1,7 +1,7 @@
-"""`manifest.json`: the inputs of a run, written at its start and compared when it is resumed.
+"""Write the inputs of a run to `manifest.json` at its start, and compare them on resume.
 
-`files.json` next to it has the hash of every image. It serves to name changed files and to detect
-training images in an evaluation. Torch is imported late, because `peerdg runs` reads manifests.
+`files.json` next to it has a hash of every image, to name changed files and to detect training
+images in an evaluation. `peerdg runs` reads manifests, so torch is imported inside the functions.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ _HINT = "Restore it, or start again with --overwrite."
 class Manifest:
     """Inputs of a run."""
 
-    network: str | None = None  # fingerprint of the structure of the user's own network
-    network_weights: str | None = None  # fingerprint of its initial values
-    weights_sha256: str | None = None  # SHA-256 of the file of initial weights
+    network: str | None = None  # fingerprint of the user's own network architecture
+    network_weights: str | None = None  # fingerprint of the user's initial weights
+    weights_sha256: str | None = None  # SHA-256 of the initial weights file
     trained: str | None = None  # name of the trained network, None before the main phase
     deployed: str | None = None  # name of the deployed network, None before the main phase
     models: dict[str, str] = field(default_factory=dict)  # SHA-256 of input models, by option
     oracle: bool = False  # whether the run, or one of its input models, is trained on targets
-    images: dict[str, int] = field(default_factory=dict)  # number in each part of the data
+    images: dict[str, int] = field(default_factory=dict)  # number of images in each part
     software: tuple[str, ...] = ()  # versions that the run was started and resumed with
     config: dict[str, Any]  # all options, None for unset ones
     data: dict[str, str]  # fingerprint of each part of the data
@@ -62,14 +62,14 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a `manifest.json`. `DamagedError` if it cannot be read or has another format."""
+    """Read a `manifest.json`. Raises `DamagedError` if it is unreadable or has another format."""
     with reading(path, hint=_HINT):
         values = read_json(path, format=FORMAT, hint=_HINT)
         return Manifest(**values | {"software": tuple(values["software"])})
 
 
 def refuse_edited_config(manifest: Manifest, config: RunConfig, *, file: Path) -> None:
-    """Refuse to resume a run whose `config.toml`, read as `config`, was edited."""
+    """Refuse to resume a run if its `config.toml`, parsed as `config`, was edited."""
     if changes := changed_options(manifest.config, config.tables(unset=True)):
         raise ConfigError(
             f"{file} was changed after the run was started:\n  {changes}",
@@ -84,9 +84,9 @@ def check_manifest(
     device: "torch.device",
     inputs: Mapping[str, Any],
 ) -> None:
-    """Write the manifest of a new run, or compare that of a resumed one with its inputs.
+    """Write the manifest of a new run, or compare a resumed run with its manifest.
 
-    A run whose data has changed is restarted if the folder was opened for that, otherwise refused.
+    If the data has changed, the run restarts if opened with `"renew"`, else it is refused.
     `inputs` are `Manifest` fields for files and networks that the config refers to by name.
     """
     now = _manifest(config, splits, device, inputs)
@@ -103,7 +103,7 @@ def check_manifest(
         if old != new:
             message = (
                 f"The run was started with {name} {visible(str(old))} and continues with {new}. "
-                "Its result will not be bitwise equal to that of an uninterrupted run."
+                "Its result will not be bitwise identical to an uninterrupted run."
             )
             warnings.warn(message, PeerdgWarning, stacklevel=3)
             run.event("other_version", message=message)
@@ -112,7 +112,7 @@ def check_manifest(
 
 
 def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
-    """Refuse to resume a run with changed data, or restart it if the folder was opened for that."""
+    """Refuse to resume a run with changed data, or restart it if opened with `"renew"`."""
     from peerdg.data.splits import describe_changes, file_hashes
 
     before, now = {} if run.manifest is None else run.manifest.data, splits.fingerprint
@@ -127,14 +127,14 @@ def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
     if not run.renew():
         raise DataError(
             message,
-            hint="Restore the data, or start a new run in another --out folder, or in this one "
+            hint="Restore the data, start a new run in another --out folder, or restart this one "
             "with --accept-new-data.",
         )
-    warnings.warn(f"{message}\n  The run starts again.", PeerdgWarning, stacklevel=3)
+    warnings.warn(f"{message}\n  The run starts over.", PeerdgWarning, stacklevel=3)
 
 
 def hardware_of(device: "torch.device") -> dict[str, Any]:
-    """Describe the hardware that affects the last bits of a result."""
+    """Describe the hardware, which can affect the last bits of a result."""
     import torch
 
     cpu = torch.backends.cpu.get_cpu_capability()
@@ -165,11 +165,11 @@ def _manifest(
 def _refuse_other_inputs(run: "RunFolder", before: Manifest, now: Manifest) -> None:
     pairs: dict[str, tuple[Any, Any]] = {
         "the network": (before.network, now.network),
-        "the file of initial weights": (before.weights_sha256, now.weights_sha256),
-        "the layers that the method adds": (before.added_layers, now.added_layers),
+        "the initial weights file": (before.weights_sha256, now.weights_sha256),
+        "the layers added by the method": (before.added_layers, now.added_layers),
     }
     for option in sorted({*before.models, *now.models}):
-        pairs[f"the model of {option}"] = (before.models.get(option), now.models.get(option))
+        pairs[f"the model for {option}"] = (before.models.get(option), now.models.get(option))
     changes = [name for name, (old, new) in pairs.items() if old != new]
     if changes:
         raise ConfigError(
@@ -192,9 +192,9 @@ def _write_files(run: "RunFolder", splits: "Splits") -> None:
 
 
 def count_known_images(folder: Path, domain: "Domain") -> "Overlap | None":
-    """Count the images of `domain` among the training and validation images of a run.
+    """Count how many images of `domain` a run used for training or validation.
 
-    `folder` is the run folder or its model folder. None if it does not belong to a run.
+    `folder` is the run folder or its model folder. Returns None if it does not belong to a run.
     """
     from peerdg.evaluate.accuracy import Overlap
 
@@ -214,9 +214,9 @@ def count_known_images(folder: Path, domain: "Domain") -> "Overlap | None":
 
 @cache
 def code_digest() -> str:
-    """Hash the package's source. Its version does not change between releases."""
+    """Hash the source code, because the version number only changes with a release."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(filter(Path.is_file, root.rglob("*.py"))):  # skip dangling editor locks
+    for path in sorted(filter(Path.is_file, root.rglob("*.py"))):  # skips dangling editor locks
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

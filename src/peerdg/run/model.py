@@ -1,4 +1,4 @@
-"""Write the deployed model of a run, and its card."""
+"""Write the deployed model of a run and its model card."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def model_writer(
 ) -> Callable[[], None] | None:
     """Return a function that writes the deployed model with these evaluation `records`.
 
-    None if the model has not been trained for an epoch yet.
+    Returns None if the model has not been trained for an epoch yet.
     """
     epoch = state.method.epochs_seen(state.epoch)
     if not epoch and not config.pretrain.epochs:
@@ -82,7 +82,7 @@ def _describe(
     epoch: int,
     complete: bool = False,
 ) -> dict[str, Any]:
-    """Describe the deployed model for `model.json` after `epoch` epochs and these evaluations."""
+    """Describe the deployed model for `model.json`, with these evaluation `records`."""
     splits, size, tables = inputs.splits, inputs.source.size, config.tables()
     model = method.evaluated_networks[method.deployed_name]
     settings = {
@@ -167,7 +167,7 @@ def model_card(
         description: Content of `model.json`.
         exported: Description of the exported file, if the card is for one.
         file: Name of the exported file.
-        difference: Largest difference between its logits and the original's.
+        difference: Largest difference between its logits and the original model's.
     """
     training, combined = description.get("training") or {}, description.get("combined")
     domains = training.get("accuracy") or {}
@@ -195,6 +195,6 @@ def model_card(
 
 
 def _seeds(record: Mapping[str, Any]) -> str:
-    """Format as `SEED`, or `SEED/TRAIN_SEED` if the main phase has its own seed."""
+    """Format the seeds as `SEED`, or `SEED/TRAIN_SEED` if the main phase has its own."""
     seeds = [record.get("seed"), record.get("train_seed")]
     return "/".join(str(seed) for seed in seeds if seed is not None) or "unknown"

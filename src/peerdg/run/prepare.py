@@ -1,4 +1,4 @@
-"""Prepare a run: load its data and network, build its method, and check that they fit."""
+"""Prepare a run: load its data and network, build its method, and check that they match."""
 
 import os
 import warnings
@@ -38,14 +38,14 @@ from peerdg.terminal import one_line
 from peerdg.train.settings import Phase
 from peerdg.train.source import Source, steps_per_epoch
 
-PUBLISHED = "imagenet"  # weights of an input model given by the name of a network
+PUBLISHED = "imagenet"  # weights to load if an input model is given by a network name
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Data and network of a run."""
 
-    splits: Splits  # in the class order of the network
+    splits: Splits  # labels are in the network's class order
     domains: Mapping[str, Domain]  # evaluation domains
     source: Source  # training images, on the run's device
     network: Classifier  # initial network, with the layers that pre-training needs
@@ -61,15 +61,15 @@ def load_inputs(
     note: Callable[[str], None] = lambda text: None,
     reading: Progress | None = None,
 ) -> Inputs:
-    """Load data and network, unless they are given, and check that they match.
+    """Load the data and the network, unless they are given, and check that they match.
 
-    `note` receives messages about the data, `reading` the progress of reading files.
+    `note` is called with messages about the data, `reading` with the progress of reading files.
     """
     if config.threads is not None:
-        threads = min(config.threads, os.cpu_count() or 1)  # far more crash the process
+        threads = min(config.threads, os.cpu_count() or 1)  # too many threads crash the process
         torch.set_num_threads(threads)
         if threads < config.threads:
-            note(f"--threads {config.threads}: {threads} are used, one for each core.")
+            note(f"--threads {config.threads}: using {threads}, one per core.")
     device = find_device(config.device)
     if splits is None:  # Check the folder before weights are downloaded.
         benchmark(config.benchmark).require_source(config.data, data_root(config))
@@ -85,7 +85,7 @@ def load_inputs(
     elif model is None and is_weights_file(config.weights):
         fingerprints["weights_sha256"] = sha256(Path(config.weights))
     for phase in phases_of(config):
-        steps_per_epoch(phase.settings, len(splits.train))  # Refuse batches without enough images.
+        steps_per_epoch(phase.settings, len(splits.train))  # Raises if a batch is too large.
     config.average.check_validation(available=splits.validation is not None)
     batches_from = config.method_settings.batches_from
     source = Source(splits.train, config.transform, device=device, batches_from=batches_from)
@@ -118,7 +118,7 @@ def load_splits(
 ) -> Splits:
     """Load the configured data, with labels in the order of `classes` (default: the source's).
 
-    Data in memory, `splits`, is only relabeled.
+    If in-memory `splits` are given, they are only relabeled.
     """
     class_map = None
     if splits is None:
@@ -144,7 +144,7 @@ def match_classes(
 ) -> Splits:
     """Relabel all splits in the order of `classes` (default: the source's), matched by name.
 
-    `class_map` maps other class names of the targets to the source's.
+    `class_map` maps target class names to source class names.
     """
     source = splits.train.classes
     if classes is None:
@@ -166,7 +166,7 @@ def match_classes(
 
 
 def natural_domains(splits: Splits) -> dict[str, Domain]:
-    """Return validation and targets, the domains without crafted images."""
+    """Return all evaluation domains except the crafted ones: validation and targets."""
     validation = {} if splits.validation is None else {VALIDATION: splits.validation}
     return {**validation, **splits.targets}
 
@@ -177,7 +177,7 @@ def evaluation_domains(config: RunConfig, splits: Splits) -> dict[str, Domain]:
     if config.crafted == "off" or splits.validation is None:
         return domains
     sample = splits.validation
-    if 0 < config.crafted_images < len(sample):  # Spread the sample: images may be sorted.
+    if 0 < config.crafted_images < len(sample):  # Sample evenly: images may be sorted.
         sample = sample.subset(torch.linspace(0, len(sample) - 1, config.crafted_images).long())
     families = DISJOINT if config.crafted == "disjoint" else FAMILIES
     return {**domains, **crafted_domains(sample, families=families)}
@@ -203,14 +203,14 @@ def make_network(
 def build_model(
     config: RunConfig, classes: tuple[str, ...], *, note: Callable[[str], None] | None = None
 ) -> Classifier:
-    """Build the configured network with its initial weights. `note` receives a report of them."""
+    """Build the configured network with its initial weights, and report them to `note`."""
     check_backbone(config.backbone, config.weights)
     mean, std = None, None  # Pretrained weights expect the normalization of their backbone.
     if not has_normalization(config.backbone):
         mean, std = benchmark(config.benchmark).normalization(config.data)
     model = build_classifier(config.backbone, classes=classes, mean=mean, std=std)
     report = initialize(model, config.backbone, config.weights)
-    if report.unused:  # perhaps weights of a larger variant of the network
+    if report.unused:  # the weights may belong to a larger variant
         warnings.warn(str(report), PeerdgWarning, stacklevel=2)
     elif note is not None:
         note(str(report))
@@ -218,7 +218,7 @@ def build_model(
 
 
 def adapt_network(config: RunConfig, network: Classifier, phase: str, size: int) -> Classifier:
-    """Return the network with the changes that the method makes before `phase`."""
+    """Apply the changes that the method makes to the network before `phase`."""
     if config.method_settings.adapts_before != phase:
         return network
     method: type[Method] = implementation_of(config.method)
@@ -263,7 +263,7 @@ def build_method(
 ) -> Method:
     """Build the configured method for `model`, and attach the configured averages."""
     images, steps = len(source), steps_per_epoch(config.train, len(source))
-    # Use defaults for a method without augmentation. Ignored options may not fit the images.
+    # A method without augmentation ignores the options, which may not fit the images.
     augment = config.augment if config.augments else AugmentSettings()
 
     def validation_loss(model: Classifier) -> float:
@@ -293,7 +293,7 @@ def build_method(
 
 
 def input_models_record(config: RunConfig) -> dict[str, Any]:
-    """Return the `Manifest` fields about the input models of the method."""
+    """Return the `Manifest` fields that describe the method's input models."""
     models, is_oracle = {}, bool(config.oracle)
     for name in model_options_of(config.method):
         value = getattr(config.method_settings, name)
@@ -302,7 +302,7 @@ def input_models_record(config: RunConfig) -> dict[str, Any]:
         option = f"{config.method}.{name}"
         if _is_published(value):
             file = weights_file(value, PUBLISHED)
-            assert file is not None  # noqa: S101  (None is for no weights)
+            assert file is not None  # noqa: S101  (None means no weights)
             models[option] = sha256(file)
             continue
         try:
@@ -310,7 +310,7 @@ def input_models_record(config: RunConfig) -> dict[str, Any]:
         except DataError as error:
             raise DataError(
                 f"--{option.replace('_', '-')}: {error.message}",
-                hint="Give a run folder, a model folder, or a network with published weights: "
+                hint="Pass a run folder, a model folder, or a network with published weights: "
                 f"{', '.join(BACKBONES)}.",
             ) from error
         models[option] = description["weights_sha256"]
@@ -334,21 +334,21 @@ def load_input_model(value: str) -> Classifier:
 
 
 def _is_published(value: str) -> bool:
-    """Whether `value` is the name of a network. An existing folder of that name wins."""
+    """Whether `value` is a network name. An existing folder with that name takes precedence."""
     return not Path(value).exists() and (value in BACKBONES or value.startswith(TIMM))
 
 
 def _describe(config: RunConfig, splits: Splits) -> list[str]:
-    """Return sentences about the training images, for a user's own data."""
+    """Describe a user's own images in a few sentences."""
     if config.benchmark != "own-data" or config.root is None:
         return []
     classes, held_out = splits.train.classes, splits.validation
     names = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-    sentences = [f"{len(splits.train):,} training images of {len(classes)} classes: {names}."]
+    sentences = [f"{len(splits.train):,} training images in {len(classes)} classes: {names}."]
     if held_out is not None:
         option = "--own-data.validation-fraction or --own-data.validation-folder"
         sentences.append(f"{len(held_out):,} validation images ({option}).")
     if not splits.targets:
-        text = "No targets (--target). Evaluation uses validation images and distorted copies."
+        text = "No targets (--target). Evaluating on validation images and distorted copies."
         sentences.append(text)
     return sentences

@@ -1,6 +1,6 @@
-"""Presets of the data sets, from the TOML files in `peerdg/presets`, and choices for own images.
+"""Load data set presets from `peerdg/presets/*.toml`, and choose options for own images.
 
-Choices depend on the number and size of the user's images, each with its reason. They fill in
+Choices depend on the number and size of the user's images, and each has a reason. They fill in
 options that the user did not set. They are stored in the config, so a resumed run keeps them.
 """
 
@@ -17,13 +17,13 @@ from peerdg.methods.registry import settings_of
 from peerdg.options import did_you_mean, dotted, merge
 
 BUDGETS = ("quick", "standard", "paper")
-SMALL_SIDE = 48  # pixels; smaller images do not suit a network for photos
-USUAL_IMAGES = 1500  # number of images that the presets for own images were made for
+SMALL_SIDE = 48  # pixels. Images up to this size are too small for a photo network
+USUAL_IMAGES = 1500  # number of images that the presets for own images are made for
 MIN_BATCHES = 4  # batches per epoch
 
 
 def preset(benchmark: str, budget: str) -> dict[str, Any]:
-    """Return the options of a budget. The preset's file overrides the files it extends."""
+    """Return the preset options for a budget. A preset overrides the files that it extends."""
     if budget not in BUDGETS:
         raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
     layers = map(_parse, preset_files(benchmark).values())
@@ -44,7 +44,7 @@ def preset_files(benchmark: str) -> dict[str, str]:
 
 
 def origins(benchmark: str, budget: str) -> dict[str, str]:
-    """Return the origin of each value of a budget, by dotted option, from the files' comments."""
+    """Read the origin of each option in a preset, by dotted name, from the comments."""
     comments: dict[str, str] = {}
     for text in preset_files(benchmark).values():
         own: dict[str, dict[str, str]] = {"shared": {}, budget: {}}
@@ -62,7 +62,7 @@ def origins(benchmark: str, budget: str) -> dict[str, str]:
 def reason(origin: str) -> str:
     """Format an origin (`paper`, `paper: Digits`, `assumption: why`, `study x: y`) as a reason.
 
-    Studies are in `results/x`. They select by source images only.
+    A study `x` is in `results/x`. Studies select values by source images only.
     """
     kind, _, text = origin.partition(": ")
     if kind == "assumption":
@@ -76,8 +76,8 @@ def reason(origin: str) -> str:
 class Choices:
     """Options chosen for the user's images.
 
-    `options` override those of `preset`, and the user's options override both. `reasons` explains
-    each chosen option, by dotted name.
+    `options` override the `preset`, and the user's options override both. `reasons` explains each
+    chosen option, by dotted name.
     """
 
     preset: str
@@ -88,9 +88,9 @@ class Choices:
         return merge(preset(self.preset, budget), self.options)
 
     def explain(self, config: Mapping[str, Any]) -> list[str]:
-        """Format `--option value: reason` for each choice that the `config` contains.
+        """Format `--option value: reason` for each choice that `config` still contains.
 
-        Includes the announced options of the method, with their reasons from the preset.
+        Also lists the method's announced options, with reasons from the preset.
         """
         method, budget = str(config["method"]), str(config["budget"])
         known = origins(self.preset, budget)
@@ -109,14 +109,14 @@ class Choices:
 def choose(*, images: int, side: int, budget: str, own_network: bool = False) -> Choices:
     """Choose backbone, image size and schedule for `images` training images of `side` pixels.
 
-    For the user's own network only the schedule is chosen.
+    For the user's own network, only the schedule is chosen.
     """
     small = own_network or side <= SMALL_SIDE
     name = "own-data" if small else "own-photos"
     base, known = preset(name, budget), origins(name, budget)
-    # Few images are seen more often, but a quick run stays short.
+    # Train for more epochs on few images, but keep a quick run short.
     factor = min(1.0 if budget == "quick" else 3.0, max(1 / 3, USUAL_IMAGES / images))
-    period = base["evaluate_every"]  # k of these presets; some methods have another period
+    period = base["evaluate_every"]  # k in these presets. Some methods have a different period
     epochs = {
         "train": period * max(3, round(base["train"]["epochs"] / period * factor)),
         "pretrain": max(1, round(base["pretrain"]["epochs"] * factor)),
@@ -128,17 +128,17 @@ def choose(*, images: int, side: int, budget: str, own_network: bool = False) ->
     for phase in ("pretrain", "train"):
         size = base[phase]["batch_size"]
         options[phase] = {"epochs": epochs[phase], "batch_size": min(size, batch)}
-        few = f"at least {MIN_BATCHES} batches in {images:,} images"
+        few = f"at least {MIN_BATCHES} batches per epoch with {images:,} images"
         usual = reason(known[f"{phase}.batch_size"])
         reasons[f"{phase}.batch_size"] = few if batch < size else usual
     if own_network:
         return Choices(name, options, reasons)
-    reasons["backbone"] = f"images of {side} px are {'small' if small else 'photos'}"
+    reasons["backbone"] = f"{side} px images count as {'small' if small else 'photos'}"
     reasons["transform.size"] = "the usual input size of this network"
     if small:
         options["transform"] = {"size": 32}
     else:
-        reasons["weights"] = "few photos are not enough to train from scratch"
+        reasons["weights"] = "a few photos are not enough to train from scratch"
         reasons["transform.crop"] = "random crops, usual for photos (1 1: off)"
         reasons["transform.flip"] = "random flips, usual for photos (0 if left and right matter)"
     return Choices(name, options, reasons)

@@ -1,9 +1,9 @@
 """Share pre-training between runs that would compute the same weights.
 
-Runs of a bench often have the same images, network, initial weights, seed and pre-training options.
-The first one stores its weights and records in the cache folder. The others load them, and their
-results are bitwise equal to those of separate pre-training. An entry is a folder
-`pretraining/NAME-HASH` in the format of a checkpoint.
+Runs in a bench often have the same images, network, initial weights, seed and pre-training options.
+The first one stores its weights and records in the cache folder. The others load them, with bitwise
+the same results as if they had pre-trained themselves. An entry is a folder `pretraining/NAME-HASH`
+in checkpoint format.
 """
 
 import hashlib
@@ -34,15 +34,15 @@ from peerdg.train.signals import StopRequest
 from peerdg.train.source import Source
 
 FOLDER = "pretraining"
-SWITCH = "PEERDG_SHARE_PRETRAINING"  # environment variable; "0" is --no-share-pretraining
+SWITCH = "PEERDG_SHARE_PRETRAINING"  # environment variable. "0" means --no-share-pretraining
 
 
 def shared_entry(
     config: RunConfig, phase: Phase, network: Classifier, source: Source, run: RunFolder
 ) -> Path | None:
-    """Return the cache entry for the pre-training of a run. None if it must not be shared.
+    """Return the cache entry for the pre-training of a run, or None if it must not be shared.
 
-    The name includes a hash of everything that affects the last bits: options, data, network,
+    The name includes a hash of everything that can change the weights: options, data, network,
     versions, hardware and peerdg's code. The user's own networks are not shared, because networks
     with equal layers and weights may have different forward passes.
     """
@@ -81,7 +81,7 @@ def pretrain(
     note: Callable[[str], None],
     stop: StopRequest,
 ) -> None:
-    """Load the stored pre-training, or train and store it. Equal runs wait for the first one.
+    """Load the stored pre-training, or train and store it. Identical runs wait for the first.
 
     `train` trains `network` and writes the records of `run`. `stop` ends the wait.
     """
@@ -91,16 +91,16 @@ def pretrain(
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            note("Waiting for the same pre-training in another run (--no-share-pretraining).")
+            note("Waiting for a run with the same pre-training (or use --no-share-pretraining).")
             lock.acquire(cancel_check=lambda: bool(stop))
     except (OSError, NotImplementedError) as error:
-        if not stop:  # A stop ends the wait, and then `train` at its first step.
+        if not stop:  # A stop ends the wait, and `train` then stops at its first step.
             _warn_not_shared(error)
         train()
         return
     try:
         if _load(entry, network, run):
-            note("Reusing the pre-training of an equal run (--no-share-pretraining).")
+            note("Reusing the pre-training of an identical run (or use --no-share-pretraining).")
         else:
             train()
             _store(entry, network, run)
@@ -126,7 +126,7 @@ def _load(entry: Path, network: Classifier, run: RunFolder) -> bool:
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(values[name])
-    network.train()  # as after training
+    network.train()  # the mode that training ends in
     run.metrics.append(*metrics)
     for event in events:
         run.event("epoch", **event)
@@ -136,7 +136,7 @@ def _load(entry: Path, network: Classifier, run: RunFolder) -> bool:
 
 def _store(entry: Path, network: Classifier, run: RunFolder) -> None:
     """Store the weights of `network` and the pre-training records of `run` for other runs."""
-    # Key by epoch: a run killed before its first checkpoint has some epochs twice.
+    # Key by epoch: a run killed before its first checkpoint records some epochs twice.
     events = {
         event["epoch"]: {name: event[name] for name in event.keys() - {"event", "time"}}
         for event in run.events.read()

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, or lines in a log. Does not import torch."""
+"""Show the progress of a run, as a bar or as lines in a log. Does not import torch."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,50 +25,50 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REFRESH_SECONDS = 0.5  # between updates of the bar
-LINE_SECONDS = 30.0  # between lines in a log
-RATE_SECONDS = 600.0  # window of the speed estimate
-MIN_READING_SECONDS = 0.7  # no bar for faster reads
+LINE_SECONDS = 30.0  # between lines of a log
+RATE_SECONDS = 600.0  # time window for estimating the speed
+MIN_READING_SECONDS = 0.7  # faster reads show no bar
 MAX_LABEL = 20  # cells
-EVALUATING = "evaluating"  # label of an evaluation
+EVALUATING = "evaluating"  # label during evaluations
 
 
 class ProgressDisplay:
-    """Receiver of progress events. This base class shows nothing."""
+    """Base class for progress displays. It shows nothing."""
 
     def note(self, text: str) -> None:
-        """Receive a message for the user."""
+        """Called with a message for the user."""
 
     def reading(self, done: int, total: int, label: str) -> None:
-        """Receive the number of files read so far."""
+        """Called while reading files, with the number read so far."""
 
     def start_run(self, phases: Sequence[tuple[Phase, int]], *, evaluation_steps: float) -> None:
-        """Receive the phases, each with its steps per epoch.
+        """Called before training with all phases and their steps per epoch.
 
-        `evaluation_steps` is the duration of one evaluation in training steps.
+        `evaluation_steps` is the duration of one evaluation, in training steps.
         """
 
     def start_phase(self, name: str, *, epoch: int, step: int) -> None:
-        """Receive the start of a phase after `epoch` epochs and `step` steps."""
+        """Called when a phase starts, or resumes after `epoch` epochs and `step` steps."""
 
     def step(self, epoch: int, step: int, *, images: int, terms: "Mapping[str, Tensor]") -> None:
-        """Receive a step. Reading `terms` synchronizes the device, so do it rarely."""
+        """Called after each step. Reading `terms` synchronizes the device, so do it rarely."""
 
     def work(self, label: str, share: float) -> None:
-        """Receive the completed share of an evaluation or of work between epochs."""
+        """Called during evaluations and work between epochs, with the completed fraction."""
 
     def evaluated(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Receive the records of an evaluation."""
+        """Called after an evaluation with its records."""
 
     def close(self) -> None:
-        """Remove the display at the end of the run."""
+        """Called at the end of the run to remove the display."""
 
 
 class ConsoleProgress(ProgressDisplay):
-    """A bar on a terminal, lines in a log, and the accuracies of each evaluation.
+    """Show a bar on a terminal or lines in a log, and the accuracies of each evaluation.
 
     Args:
         console: Console to write to. Usually standard error, so that results can be piped.
-        clock: Function that returns seconds.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,8 +90,8 @@ class ConsoleProgress(ProgressDisplay):
             disable=not self._is_live,
         )
         self._task = self._bar.add_task("", total=None, detail="")
-        # The unit of work is a training step.
-        self._phases: dict[str, tuple[Phase, int]] = {}  # with steps per epoch
+        # Work is counted in training steps.
+        self._phases: dict[str, tuple[Phase, int]] = {}  # phase and steps per epoch, by name
         self._evaluation_steps = 0.0
         self._images = self._epoch = self._step = 0
         self._shown_at = clock()
@@ -137,7 +137,7 @@ class ConsoleProgress(ProgressDisplay):
             return
         self._bar.update(self._task, completed=self._done())
         if self._is_live or seconds >= LINE_SECONDS:
-            self._show(f"loss {float(terms['loss']):.3f}")  # Other terms are unweighted.
+            self._show(f"loss {float(terms['loss']):.3f}")  # The other terms are unweighted.
 
     @override
     def work(self, label: str, share: float) -> None:
@@ -163,7 +163,7 @@ class ConsoleProgress(ProgressDisplay):
         self._bar.stop()
 
     def _done(self) -> float:
-        """Return the completed work. If the pool grows, an epoch has more steps than planned."""
+        """Return the completed work. An epoch has more steps than planned if the pool grows."""
         started = range(self._epoch + 1 if self._epoch or self._step else 0)
         evaluations = sum(map(self._phase.is_evaluated_after, started))
         steps = self._epoch * self._steps + min(self._step, self._steps)
@@ -183,7 +183,7 @@ class ConsoleProgress(ProgressDisplay):
 
 
 class ReadingBar:
-    """A bar for reading files. Without a terminal, a long read prints one line at its end."""
+    """Show a bar on a terminal while reading files, and one line after a long read."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -225,7 +225,7 @@ class ReadingBar:
 
 
 def summarize(accuracy: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return validation, targets, the mean of the disjoint crafted families, and of the targets."""
+    """List accuracies: validation, targets, mean of disjoint crafted sets, mean of targets."""
     natural = {name: value for name, value in accuracy.items() if not name.startswith(CRAFTED)}
     crafted = [accuracy[CRAFTED + name] for name in DISJOINT if CRAFTED + name in accuracy]
     targets = [value for name, value in natural.items() if is_target(name)]
@@ -238,7 +238,7 @@ def summarize(accuracy: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def duration(seconds: float) -> str:
-    """Format a time: `45 s`, `4 min 10 s`, `42 min`, `2 h 05 min`, `76 h 00 min`."""
+    """Format a duration: `45 s`, `4 min 10 s`, `42 min`, `2 h 05 min`, `76 h 00 min`."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -249,7 +249,7 @@ def duration(seconds: float) -> str:
 
 
 def choose_progress(progress: ProgressDisplay | bool | None = None) -> ProgressDisplay:
-    """Return the requested display. None shows progress on a terminal or in a notebook."""
+    """Return the requested display. None shows progress only on a terminal or in a notebook."""
     if isinstance(progress, ProgressDisplay):
         return progress
     console = Terminal(stderr=True, highlight=False)

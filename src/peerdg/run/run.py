@@ -43,10 +43,10 @@ from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source, steps_per_epoch
 from peerdg.train.state import TrainState
 
-STATE_FACTOR = 4  # size of a state relative to its network: weights, two moments, an average
+STATE_FACTOR = 4  # training state / network size: weights, two moments, an average
 CHECKPOINTS = 3  # on disk at once: two, and the one being written
 MODELS = 2  # on disk at once: the stored one, and its replacement
-CONSTANT_LOSS_SHARE = 0.98  # of the loss of a constant prediction
+CONSTANT_LOSS_SHARE = 0.98  # warn above this fraction of a constant prediction's loss
 MIN_STEPS_TO_LEARN = 100  # shorter phases are not checked
 
 
@@ -68,18 +68,18 @@ def start_run(
     Args:
         config: Options of the run.
         out: Run folder.
-        existing: Treatment of an existing run.
-        progress: Receiver of progress events. Closed at the end.
-        splits: Data in memory.
+        existing: How to treat an existing run, see `Existing`.
+        progress: Progress display. It is closed at the end.
+        splits: In-memory data, to use instead of the configured data set.
         model: Network to train instead of `config.backbone`. A module that is not a `Classifier`
-            becomes one with the classes of the data.
-        profile: Measure the time of each stage, and write it to `profile.json`.
-        minutes: Time for a new run, from which the epochs are chosen.
+            is converted to one, with the classes of the data.
+        profile: Whether to time each stage and write the result to `profile.json`.
+        minutes: Time for a new run. The number of epochs is chosen to fit it.
         options: Options that the user set. `minutes` does not change them.
-        stop_after: Epochs of the main phase after which to save and stop.
+        stop_after: Number of epochs of the main phase after which to save and stop.
 
     Returns:
-        Options with the chosen epochs, and the deployed network.
+        The options, with the chosen number of epochs, and the deployed network.
     """
     budget, began = None, time.monotonic()
     with contextlib.closing(progress):
@@ -91,7 +91,7 @@ def start_run(
             if splits is not None or (folder.done and folder.renewal is not None):
                 splits = load_splits(config, class_order(model), splits=splits)
             if folder.done and splits is not None:
-                refuse_changed_data(folder, splits)  # or restart the run, if that is allowed
+                refuse_changed_data(folder, splits)  # restarts the run if that is allowed
             if folder.done:
                 return config, load_stored(folder.model, model)[0]
             return _train_run(config, folder, progress, splits, model, budget, profile, stop_after)
@@ -113,7 +113,7 @@ def _train_run(
     )
     if folder.new_config is not None and budget is None and isinstance(progress, ConsoleProgress):
         progress.note("Measuring how long a step takes.")
-        with contextlib.suppress(RuntimeError, TypeError, NumericalError):  # it cannot be copied
+        with contextlib.suppress(RuntimeError, TypeError, NumericalError):  # then no estimate
             progress.note(estimate(config, inputs))
     elif folder.new_config is not None and budget is not None:
         progress.note("Measuring how long a step takes.")
@@ -137,13 +137,13 @@ def _train_run(
         method = run.train(profile=profile, stop_after=stop_after)
     deployed = method.evaluated_networks[method.deployed_name]
     if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
-        recompute_statistics(deployed, inputs.source.clean)  # as it was evaluated
+        recompute_statistics(deployed, inputs.source.clean)  # same as in its evaluation
     finish(config, folder, inputs, method, time.perf_counter() - began)
     return config, deployed
 
 
 class Run(Hooks):
-    """Hooks of a run: evaluation, checkpoints, records and progress."""
+    """Hooks for the training loop: evaluation, checkpoints, records and progress."""
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, inputs: Inputs, progress: ProgressDisplay
@@ -182,7 +182,7 @@ class Run(Hooks):
         config, inputs, source = self.config, self.inputs, self.inputs.source
         phases = phases_of(config, stop_after)
         networks = 2 if config.deployed_average else 1
-        # An evaluation takes a third of a step per image: it has no backward pass.
+        # Per image, an evaluation takes a third of a training step: it has no backward pass.
         evaluated = networks * sum(map(len, inputs.domains.values()))
         self.progress.start_run(
             [(phase, steps_per_epoch(phase.settings, len(source))) for phase in phases],
@@ -210,11 +210,11 @@ class Run(Hooks):
         return method
 
     def _pretrain(self, phase: Phase, method: Method, seed: int) -> None:
-        """Pre-train, or load the result of an equal pre-training."""
+        """Pre-train, or load the result of an identical pre-training."""
         network, source, note = self.inputs.network, self.inputs.source, self.progress.note
         train = partial(run_phase, phase, method, source, seed=seed, hooks=self)
         entry = shared_entry(self.config, phase, network, source, self.folder)
-        # Do not share a resumed pre-training: another version may have started it.
+        # Do not share resumed pre-training: another version of peerdg may have started it.
         if self.checkpointer.resumes or entry is None:
             train()
         else:
@@ -319,12 +319,12 @@ def space_needed(config: RunConfig, network: Classifier) -> int:
 
 
 def _warn_if_nothing_was_learned(folder: RunFolder, phase: Phase, source: Source) -> None:
-    """Warn after a phase if the network predicts the same for every image.
+    """Warn after a phase if the network makes the same prediction for every image.
 
-    A learning rate that is too high may kill a network (all of its units are zero) without any
-    non-finite number. The best constant prediction, the shares p of the classes, has a
-    cross-entropy of H = -sum p log p on the source. The mean loss of the last epoch on clean images
-    is compared with it. A phase of one epoch is not checked, because its mean includes the start.
+    If the learning rate is too high, all units of a network can become zero without any non-finite
+    number. The best constant prediction is the class frequencies p. Its cross-entropy on the source
+    is H = -sum p log p, which is compared with the mean loss of the last epoch on clean images.
+    A phase of one epoch is not checked, because its mean includes the untrained network.
     """
     metrics = folder.metrics.read()
     epochs = [r for r in metrics if r["kind"] == "epoch" and r["phase"] == phase.name]
@@ -339,9 +339,9 @@ def _warn_if_nothing_was_learned(folder: RunFolder, phase: Phase, source: Source
         return
     name = {"pretrain": "Pre-training", "train": "Training"}[phase.name]
     message = (
-        f"{name} has learned nothing: its loss on clean images, {loss:.2f}, is that of a constant "
-        f"prediction ({constant:.2f}). Lower the learning rate (--{phase.name}.lr "
-        f"{phase.settings.lr:g}). If the loss only falls slowly, raise it or train longer."
+        f"{name} has learned nothing: its loss on clean images, {loss:.2f}, is the same as for a "
+        f"constant prediction ({constant:.2f}). Lower the learning rate (--{phase.name}.lr "
+        f"{phase.settings.lr:g}). If the loss is falling slowly, raise it or train longer."
     )
     warnings.warn(message, PeerdgWarning, stacklevel=2)
     folder.event(NOTHING_LEARNED, phase=phase.name, message=message)

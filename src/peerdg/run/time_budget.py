@@ -1,4 +1,4 @@
-"""Choose the epochs of a run so that it takes a given time on this machine (`--minutes`)."""
+"""Choose the number of epochs so that a run takes a given time (`--minutes`)."""
 
 import copy
 import time
@@ -27,41 +27,41 @@ from peerdg.train.state import TrainState
 from peerdg.train.step import Guard, train_step
 
 TIMED_STEPS = 10
-MEASURING_SHARE = 0.05  # of the given time
+MEASURING_SHARE = 0.05  # fraction of the given time
 MAX_MEASURING_SECONDS = 20.0
 MIN_EPOCHS = 3
-MIN_PERIODS = 5  # of the method: with few epochs, its period is shortened
+MIN_PERIODS = 5  # if fewer periods fit, the method's period is shortened
 MAX_EPOCHS = 2**16
-EVALUATIONS = 10  # approximate number, each at the end of a period
-EVALUATION_SHARE = 0.2  # largest share of the time; slow evaluations are done less often
-TIME_SAFETY_FACTOR = 0.97  # of the given time; the rest is for starting and storing
+EVALUATIONS = 10  # approximate number of evaluations, each at the end of a period
+EVALUATION_SHARE = 0.2  # maximum fraction of the time. Slow evaluations are done less often
+TIME_SAFETY_FACTOR = 0.97  # fraction of the given time. The rest is for startup and saving
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """Time for a run."""
+    """Time available for a run."""
 
     minutes: float  # from `began` to the stored model
-    began: float  # start of the command, by `time.monotonic`
+    began: float  # start of the command, from `time.monotonic`
     given: Collection[str] = ()  # options set by the user, such as `peer.k`, which are kept
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < float("inf"):
-            raise ConfigError(f"minutes is {self.minutes}, but must be a number above 0.")
+            raise ConfigError(f"minutes must be a number above 0, got {self.minutes}.")
         if "train.epochs" in self.given:
-            raise ConfigError("--minutes and --epochs exclude each other.", hint="Give one.")
+            raise ConfigError("--minutes and --epochs cannot be used together.", hint="Drop one.")
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds of the parts of a run."""
+    """Measured times of the parts of a run, in seconds."""
 
-    step: Mapping[str, float]  # by name of the phase
-    period: float  # work between the epochs of one period of the method
-    evaluation: float
+    step: Mapping[str, float]  # one training step, by phase
+    period: float  # work between epochs, per period of the method
+    evaluation: float  # one evaluation of all domains
 
     def seconds(self, config: RunConfig, images: int) -> float:
-        """Estimate the seconds of a run on this many training images."""
+        """Estimate how many seconds a run takes with this many training images."""
         phases = phases_of(config)
         steps = {p.name: p.settings.epochs * steps_per_epoch(p.settings, images) for p in phases}
         training = sum(count * self.step[name] for name, count in steps.items())
@@ -77,22 +77,22 @@ def fit_to_time(config: RunConfig, budget: TimeBudget, inputs: Inputs) -> RunCon
     except (RuntimeError, TypeError, NumericalError) as error:  # for example, a failed deepcopy
         raise ConfigError(
             f"The time of this run cannot be measured in advance: {error}",
-            hint="Give --epochs instead of --minutes.",
+            hint="Use --epochs instead of --minutes.",
         ) from error
     spent = time.monotonic() - budget.began
     return fit_epochs(config, budget, costs, images=len(inputs.source), spent=spent)
 
 
 def estimate(config: RunConfig, inputs: Inputs) -> str:
-    """Measure two steps of each phase, and say about how long the run takes."""
+    """Measure two steps of each phase, and describe how long the run will take."""
     seconds = measure_costs(config, inputs, seconds=0.0).seconds(config, len(inputs.source))
-    return f"About {duration(seconds)} on this machine: {schedule(config)}. Change it by --minutes."
+    return f"About {duration(seconds)} on this machine: {schedule(config)}. Set it with --minutes."
 
 
 def fit_epochs(
     config: RunConfig, budget: TimeBudget, costs: Costs, *, images: int, spent: float
 ) -> RunConfig:
-    """Return the config with as many epochs as fit into the time. Raises if too few fit."""
+    """Return the config with as many epochs as fit in the time. Raises if too few fit."""
     available = TIME_SAFETY_FACTOR * 60 * budget.minutes
     affordable = int(EVALUATION_SHARE * available / max(costs.evaluation, 1e-9))
     evaluations = min(EVALUATIONS, max(2, affordable))
@@ -110,9 +110,9 @@ def fit_epochs(
         return changed(most)
     needed = seconds(fewest) / TIME_SAFETY_FACTOR
     raise ConfigError(
-        f"{budget.minutes:g} minutes are too few on this machine. The shortest run, "
+        f"{budget.minutes:g} minutes are not enough on this machine. The shortest run, "
         f"{schedule(changed(fewest))}, takes about {duration(needed)}.",
-        hint=f"Give --minutes {1 + int(1.1 * needed / 60)}, or a smaller --transform.size.",
+        hint=f"Use --minutes {1 + int(1.1 * needed / 60)}, or a smaller --transform.size.",
     )
 
 
@@ -121,7 +121,7 @@ def with_epochs(
 ) -> RunConfig:
     """Change the epochs, and scale period, evaluations, pre-training and learning rate schedule.
 
-    The period is shortened if the epochs would have fewer than `MIN_PERIODS` of it. Options in
+    The period is shortened if fewer than `MIN_PERIODS` periods fit into the epochs. Options in
     `given` are kept.
     """
     option, period = config.method_settings.period_option, config.method_settings.period
@@ -153,8 +153,8 @@ def keep_schedule(
 ) -> RunConfig:
     """Return `config` with the schedule of a stored config.
 
-    Options in `given` are kept, so that resuming with other values is refused. `lr_step` is taken
-    from the stored config even if given, because `with_epochs` scales it.
+    Options in `given` are kept, so that resuming with different values is refused. `lr_step` is
+    taken from the stored config even if given, because `with_epochs` scales it.
     """
     phases = (
         f"{phase}.{name}" for phase in ("pretrain", "train") for name in ("epochs", "lr_step")
@@ -177,7 +177,7 @@ def schedule(config: RunConfig) -> str:
 
 
 def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs:
-    """Time steps for some `seconds`, the work between epochs, and an evaluation of one batch.
+    """Time training steps for some `seconds`, work between epochs, and evaluating one batch.
 
     Copies the network and restores torch's global generator, so the run is not affected.
     """
@@ -193,7 +193,7 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
             start = _timed(partial(method.start_epoch, 0), device)
             step[phase.name] = _time_steps(phase, method, sample, seconds)
             end = _timed(partial(method.end_epoch, config.method_settings.period - 1), device)
-    # `method` and `sample` are those of the last phase, the main one.
+    # `method` and `sample` now belong to the last phase, which is the main one.
     networks, part = method.evaluated_networks, {"": sample.domain}
     per_image = _timed(lambda: evaluate_models(networks, part, size=size), device) / len(sample)
     evaluated: float = sum(map(len, inputs.domains.values()))
@@ -203,9 +203,9 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
 
 
 def _time_steps(phase: Phase, method: Method, source: Source, seconds: float) -> float:
-    """Return the mean seconds of a step."""
+    """Return the mean time of a training step in seconds."""
     state = TrainState(phase.name, method, make_optimizers(method, phase.settings))
-    for optimizer in state.optimizers.values():  # training must not diverge here
+    for optimizer in state.optimizers.values():  # so that training cannot diverge
         for group in optimizer.param_groups:
             group["lr"] = 0.0
     guard, rows = Guard(state), torch.arange(phase.settings.batch_size) % len(source)
@@ -219,7 +219,7 @@ def _time_steps(phase: Phase, method: Method, source: Source, seconds: float) ->
     steps: list[float] = []
     while len(steps) <= TIMED_STEPS and (len(steps) < 2 or sum(steps) < seconds):
         steps.append(_timed(take_step, source.device))
-    return sum(steps[1:]) / len(steps[1:])  # The first step selects kernels, allocates memory.
+    return sum(steps[1:]) / len(steps[1:])  # the first step includes setup
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
