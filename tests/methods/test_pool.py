@@ -70,14 +70,6 @@ def test_the_oldest_additions_are_dropped_and_the_source_stays():
     assert len(ring) == 10
 
 
-def test_dropping_more_than_all_additions_is_rejected():
-    ring = pool(images(2))
-    for drop in (2, -1):
-        with pytest.raises(DataError, match="drop"):
-            ring.change(drop=drop)
-    assert len(ring.additions) == 1
-
-
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_label_unknown_to_the_source_is_rejected(label: int):
     bad = PoolImages(images(2).images, torch.tensor([0, label]))

@@ -109,17 +109,15 @@ class Ascent:
     def perturb(self, images: Tensor, labels: Int64[Tensor, " n"]) -> Tensor:
         """Return the perturbed images as uint8, or as float16 if they are not clipped."""
         z = self.ascend(unit(images), labels)
-        if self.settings.clip == "off":
-            z = z.half()
+        is_clipped = self.settings.clip != "off"
+        z = z if is_clipped else z.half()
         if not torch.isfinite(z).all():
             raise NumericalError(
                 "The gradient ascent that makes new images diverged: pixels are not finite.",
                 hint="Lower the method's option 'rate' or the learning rate (--train.lr).",
                 details={"rate": self.settings.rate, "gamma": self.settings.gamma},
             )
-        if self.settings.clip == "off":
-            return z
-        return z.clamp(0, 1).mul(255).round().to(torch.uint8)
+        return z.clamp(0, 1).mul(255).round().to(torch.uint8) if is_clipped else z
 
     def ascend(
         self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]

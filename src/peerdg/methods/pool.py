@@ -84,8 +84,6 @@ class TrainingPool:
 
     def change(self, add: PoolImages | None = None, *, drop: int = 0) -> None:
         """Drop the `drop` oldest additions, then append `add`."""
-        if not 0 <= drop <= len(self.additions):
-            raise DataError(f"Cannot drop {drop} of {len(self.additions)} additions.")
         self.replace((*self.additions[drop:], *(() if add is None else (add,))))
 
     def replace(self, additions: tuple[PoolImages, ...]) -> None:

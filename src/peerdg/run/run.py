@@ -117,11 +117,9 @@ def _train_run(
             progress.note(estimate(config, inputs))
     elif folder.new_config is not None and budget is not None:
         progress.note("Measuring how long a step takes.")
-        fitted = fit_to_time(config, budget, inputs)
-        change = f"{schedule(fitted)}, instead of {schedule(config)}"
-        progress.note(f"--minutes {budget.minutes:g}: {change}.")
-        config = fitted
-        folder.new_config = config
+        before = schedule(config)
+        config = folder.new_config = fit_to_time(config, budget, inputs)
+        progress.note(f"--minutes {budget.minutes:g}: {schedule(config)}, instead of {before}.")
     needed, free = space_needed(config, inputs.network), shutil.disk_usage(folder.path).free
     if free < needed:
         raise OutputError(
