@@ -100,13 +100,13 @@ def test_a_method_with_an_average_of_its_own_is_known_by_its_settings():
         (["erm", "erm"], {}, "twice", ""),
         ([], {}, "No method", "--methods"),
         (["erm"], {"peer": {"k": 3}}, r"peer\.k", "add a method"),
-        (["erm"], {"method": "peer"}, "set by --methods", ""),
-        (["erm"], {"seed": 3}, "set by --seeds", ""),
-        (["erm"], {"train_seed": 3}, "set by --seeds", ""),
-        (["erm"], {"average": {"kind": ["ema"]}}, "set by --methods", ""),
+        (["erm"], {"method": "peer"}, "with --methods", ""),
+        (["erm"], {"seed": 3}, "with --seeds", ""),
+        (["erm"], {"train_seed": 3}, "with --seeds", ""),
+        (["erm"], {"average": {"kind": ["ema"]}}, "with --methods", ""),
         (["erm", "swa"], {"average": {"decay": 0.5}}, r"average\.decay", "add a method"),
         (["erm"], {"budget": "qick"}, "Unknown budget", "quick"),
-        (["erm"], {"root": "/"}, "reads no folder", "--root"),
+        (["erm"], {"root": "/"}, "does not read a data folder", "--root"),
         (["erm"], {"train": {"epoch": 3}}, "epoch", "epochs"),
     ],
 )
@@ -180,14 +180,14 @@ def test_variants_of_an_average_share_the_run_of_their_method():
 @pytest.mark.parametrize(
     ("tables", "message", "hint"),
     [
-        ({"peer": {"method": "peer"}}, "not a valid name", "name of a method"),
+        ({"peer": {"method": "peer"}}, "not a valid variant name", "name of a method"),
         ({"a": {"peer": {"k": 2}}}, "has no method", "method ="),
         ({"a": 3}, "has no method", "method ="),
-        ({"a": {"method": "pear"}}, "Unknown method 'pear' of the variant 'a'", "peer"),
+        ({"a": {"method": "pear"}}, "Unknown method 'pear' in the variant 'a'", "peer"),
         ({"a": {"method": "peer", "seed": 3}}, "whole bench", ""),
         ({"a": {"method": "peer", "peer": {"kk": 3}}}, "peer.kk", "peer.k"),
-        ({"../a": {"method": "peer"}}, "not a valid name", "letters"),
-        ({"a+b": {"method": "peer"}}, "not a valid name", "letters"),
+        ({"../a": {"method": "peer"}}, "not a valid variant name", "letters"),
+        ({"a+b": {"method": "peer"}}, "not a valid variant name", "letters"),
         ({"a": {"method": "peer", "randaugment": {"k": 3}}}, "randaugment", ""),
     ],
 )
@@ -246,7 +246,7 @@ def test_the_command_reads_a_plan_and_any_row_of_it_may_be_chosen(tmp_path: Path
     assert run([*asked, "--methods", "peer-w3", "--dry-run"], debug=False) == 2
     assert "peer-w2" in capsys.readouterr().err
     assert run(["bench", "--methods", "erm", "--out", str(tmp_path / "out")], debug=False) == 2
-    assert "No data is given" in capsys.readouterr().err
+    assert "No data was given" in capsys.readouterr().err
     assert run([*asked, "--reference", "peer-w3"], debug=False) == 2
     assert "'peer-w3'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

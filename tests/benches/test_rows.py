@@ -135,7 +135,7 @@ def test_rows_with_other_options_are_refused_with_the_difference(earlier):
         ({"randaugment": {"k": 2}}, r"average\.k|randaugment\.k"),
     ):
         other = plan(earlier.parent / "images", "randaugment", **{**K, **options})
-        with pytest.raises(ConfigError, match=rf"(?s)'randaugment' of .*other options.*{message}"):
+        with pytest.raises(ConfigError, match=rf"(?s)'randaugment' of .*options:.*{message}"):
             RecordedRows.read([earlier], other)
         assert not RecordedRows.read([earlier], replace(other, seeds=(7,))).results  # not asked for
 

@@ -35,9 +35,9 @@ def test_every_problem_of_a_folder_is_shown_with_its_remedy_and_code_5(photos, c
     assert peerdg("data", "verify", photos) == 5
     shown = capsys.readouterr()
     assert "cat/bad.jpg: it is not an image in a known format" in shown.out
-    assert "no images in the class horse" in shown.out
-    assert "Add images, or remove the folder." in shown.out
-    assert "2 problems must be solved" in shown.err
+    assert "class folders without images: horse" in shown.out
+    assert "Add images, or remove the folders." in shown.out
+    assert "2 problems must be fixed" in shown.err
 
 
 def test_images_in_two_folders_are_found_when_both_are_named(photos, tmp_path, capsys):

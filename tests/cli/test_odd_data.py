@@ -272,5 +272,5 @@ def test_a_root_that_an_embedded_set_would_not_read_is_refused(model, tmp_path, 
         ["evaluate", str(model), "digits-mini"],
     ):
         assert run([*command, *root], debug=False) == 2, command
-        assert "reads no folder" in capsys.readouterr().err
+        assert "does not read a data folder" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

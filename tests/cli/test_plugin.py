@@ -214,7 +214,7 @@ def test_a_stopped_run_goes_on_with_the_same_file_only_and_ends_equal(
     for name, content in (("soft_labels.py", text + "\n"), ("soft_labels.py", text[1:])):
         (here / name).write_text(content)
         said = ask(["resume", "run", "--plugin", name], capsys, 2)
-        assert "started with other options: plugin:" in said
+        assert "started with different options: plugin:" in said
     assert "Pass it with --plugin" in ask(["resume", "run", "--quiet"], capsys, 2)
     (here / "other_labels.py").write_text(text)
     said = ask(["resume", "run", "--plugin", "other_labels.py"], capsys, 2)

@@ -73,7 +73,7 @@ FILES = {
     "number for text": ("method = 1", "text"),
     "bool for int": ("[peer]\nk = true", "type int"),
     "value for a section": ("peer = 1", "section"),
-    "section for a value": ("[seed]\na = 1", "'seed' is a value"),
+    "section for a value": ("[seed]\na = 1", "'seed' must be a single value"),
     "data misspelt": ('benchmark = "digit"', "'digits'"),
     "other method's section": ('method = "peer"\n[randaugment]\nk = 1', "--method randaugment"),
     "other data's section": ("[digits]\nfirst = 1", "[digits]"),

@@ -134,7 +134,7 @@ TABLE = [
     Odd("100 megapixels", lambda: zero_bomb(10_000, 10_000), "pixels"),
     Odd("1 gigapixel", lambda: zero_bomb(32_000, 32_000), "pixels"),
     Odd("4 gigapixel JPEG", lambda: jpeg_of_size(65_000, 65_000), "pixels"),
-    Odd("60,000 x 1", lambda: encode(Image.new("L", (60_000, 1))), "on a side"),
+    Odd("60,000 x 1", lambda: encode(Image.new("L", (60_000, 1))), "per side"),
     # Other kinds of pixels
     Odd("32-bit float", lambda: tiff(GRAY.convert("F")), "floats"),
     Odd("32-bit integers", lambda: tiff(GRAY.convert("I")), "32-bit integers"),

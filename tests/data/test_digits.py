@@ -64,7 +64,7 @@ def test_missing_files_error_says_where_to_get_them(root, tmp_path_factory):
         (root, "svhn", "housenumbers"),
         (tmp_path_factory.mktemp("empty"), "mnist", "MNIST/raw"),
     ):
-        with pytest.raises(DataError, match=f"no files of {name}") as caught:
+        with pytest.raises(DataError, match=f"no {name} files") as caught:
             digits.load(SMALL, root=folder, targets=["svhn"])
         assert place in caught.value.hint
 
@@ -130,7 +130,7 @@ def test_validation_wraps_around_without_training_images(root):
 def test_more_images_than_mnist_has_are_rejected(root):
     with pytest.raises(ConfigError, match="MNIST has 2060"):
         digits.load(DigitsSettings(first=5, train=2100), root=root)
-    with pytest.raises(ConfigError, match="others for validation"):
+    with pytest.raises(ConfigError, match="too few to train"):
         digits.load(DigitsSettings(train=2060), root=root)
 
 
@@ -169,7 +169,7 @@ def test_a_file_is_read_again_only_if_it_was_replaced(root, monkeypatch):
 def test_an_incomplete_set_is_an_error(root):
     write_mnist_m(root, 3)
     (root / "mnist_m_test_labels.txt").unlink()
-    with pytest.raises(DataError, match=r"not mnist_m_test_labels\.txt"):
+    with pytest.raises(DataError, match=r"mnist_m_test_labels\.txt is missing"):
         digits.load(SMALL, root=root)
 
 
@@ -183,7 +183,7 @@ def test_the_report_compares_with_the_published_sizes(root, monkeypatch):
     missing = before["svhn", "test"]
     assert (missing.status, missing.count, missing.expected) == ("missing", None, 26_032)
     assert before["svhn", "train"].optional and not missing.optional
-    assert before["mnist", "train"].problems == ("2,060 images where 60,000 are published.",)
+    assert before["mnist", "train"].problems == ("Found 2,060 images, expected 60,000.",)
     key = "mnist", "train"
     monkeypatch.setitem(digits.SPLITS, key, digits.SPLITS[key]._replace(expected=2060))
     assert reports(root)[key].status == "found"

@@ -50,7 +50,7 @@ def test_folders_inside_a_class_belong_to_it(tmp_path):
 
 def test_ambiguous_layout_error_names_both_layouts(tmp_path):
     touch_tree(tmp_path, *(f"{c}/{n}.jpg" for c in ("a/x", "a/y", "b/z", "b/w") for n in (1, 2)))
-    with pytest.raises(DataError, match=r"classes a, b .*or domains a, b with classes w, x, y"):
+    with pytest.raises(DataError, match=r"classes a, b .*or as domains a, b with classes w, x, y"):
         scan(tmp_path)
     assert scan(tmp_path, layout="classes").classes == ("a", "b")
     assert scan(tmp_path, layout="domains").domains == ("a", "b")
@@ -89,9 +89,9 @@ def test_hidden_and_system_files_are_skipped_and_others_listed(tmp_path):
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ((*PETS, "horse/notes.txt"), "no images in the class horse.*\n.*remove the folder"),
-        (("cat/1.jpg", "cat/2.jpg"), r"one class \('cat'\).*\n.*photos/dog"),
-        ((*PETS, "horse/1.jpg"), "one image only: horse.*\n.*remove the class"),
+        ((*PETS, "horse/notes.txt"), "class folders without images: horse.*\n.*remove the folder"),
+        (("cat/1.jpg", "cat/2.jpg"), r"only one class \('cat'\).*\n.*photos/dog"),
+        ((*PETS, "horse/1.jpg"), "only one image: horse.*\n.*remove the class"),
     ],
 )
 def test_unusable_classes_are_rejected_for_training_only(tmp_path, files, reason):

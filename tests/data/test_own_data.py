@@ -132,7 +132,7 @@ def test_target_names_are_unique_and_not_reserved(photos, tmp_path):
 
 def test_duplicates_in_source_and_target_give_a_warning(photos, sketches):
     shutil.copy(photos / "cat/0.png", sketches / "dog/copy.png")
-    with pytest.warns(PeerdgWarning, match=r"1 images are in two parts.*sketches: dog/copy\.png"):
+    with pytest.warns(PeerdgWarning, match=r"1 images occur in two parts.*sketches: dog/copy\.png"):
         load(photos, str(sketches))
 
 
@@ -191,8 +191,8 @@ def test_folder_problems_are_part_of_the_report(photos):
     write_picture(photos / "Dog/1.png", 700)
     (photos / "dog/1.heic").touch()
     _, problems = check_folders([photos])
-    assert "no images in the class zebra" in messages(problems, "training")
-    assert "one image only: Dog" in messages(problems, "training")
+    assert "class folders without images: zebra" in messages(problems, "training")
+    assert "only one image: Dog" in messages(problems, "training")
     assert "'Dog' and 'dog'" in messages(problems, "error")
     assert "dog/1.heic" in messages(problems, "note")
     assert problems[-1].severity == "note"

@@ -74,7 +74,7 @@ def test_labels_count_from_zero_for_all_lists(offset, tmp_path):
 def test_a_broken_list_is_named(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     for text, reason in {
-        "photo/dog/00.png": "1 of 1 files that do not exist",
+        "photo/dog/00.png": "1 of 1 files listed in",
         "photo/cat/00.png 1": "do not exist, e.g. cat/00.png",
         "": "official split",
     }.items():
@@ -145,14 +145,14 @@ def test_lists_with_missing_or_shared_files_are_rejected(tmp_path):
     lists = tmp_path / "PACS_splits"
     own = (lists / "photo_train_kfold.txt").read_text()
     shutil.copy(lists / "photo_test_kfold.txt", lists / "photo_train_kfold.txt")
-    with pytest.raises(DataError, match="share 7 files"):
+    with pytest.raises(DataError, match="7 photo files are in both"):
         load(root)
     (lists / "photo_train_kfold.txt").write_text(own)
     (root / "photo" / "dog" / "00.png").unlink()
     (root / "photo" / "dog" / "01.png").unlink()
     with (
-        pytest.warns(PeerdgWarning, match="33 images where 35"),
-        pytest.raises(DataError, match=r"names 2 of 28 files .*dog/00\.png"),
+        pytest.warns(PeerdgWarning, match="33 images, expected 35"),
+        pytest.raises(DataError, match=r"2 of 28 files .*dog/00\.png"),
     ):
         load(root)
 
@@ -174,8 +174,8 @@ def test_unknown_and_duplicate_class_folders_are_rejected(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     for name, reason in {
         "photo/guitars": "not a class of pacs.\n.*'guitar'",
-        "photo/DOG": "both stand for 'dog'",
-        "Photo": "both stand for 'photo'",
+        "photo/DOG": "both match 'dog'",
+        "Photo": "both match 'photo'",
     }.items():
         (root / name).mkdir()
         with pytest.raises(DataError, match=reason):
@@ -210,7 +210,7 @@ def test_verify_reports_every_problem_and_continues(tmp_path):
     assert "dog/00.png cannot be decoded" in reports["photo"].problems[0]
     art = reports["art_painting"]
     assert "files are not images" in art.problems[0]
-    assert (art.count, art.problems[-1]) == (36, "36 images where 35 are published.")
+    assert (art.count, art.problems[-1]) == (36, "Found 36 images, expected 35.")
     assert "'person' has no images" in reports["cartoon"].problems[0]
     assert "person/00.png" in reports["cartoon"].problems[-1]
-    assert "0 images where 35 are published." in reports["sketch"].problems
+    assert "Found 0 images, expected 35." in reports["sketch"].problems

@@ -97,7 +97,7 @@ def test_dassls_train_and_val_folders_are_a_split_and_targets_have_both(tmp_path
 def test_a_wrong_count_is_a_warning_in_load_and_a_problem_in_verify(tmp_path):
     root = write_office_home(tmp_path, domains=("art", "real_world"))
     (root / "Art" / "TV" / "00.png").unlink()
-    with pytest.warns(PeerdgWarning, match="art: 14 images where 15 are published"):
+    with pytest.warns(PeerdgWarning, match="art: Found 14 images, expected 15"):
         load("office-home", root)
     move(root / "Art" / "Webcam", tmp_path / "Real World" / "Webcam" / "sub")
     reports = {r.domain: r for r in published.OFFICE_HOME.verify(root)}
@@ -211,5 +211,5 @@ def test_verify_accepts_both_releases(tmp_path, monkeypatch):
     reports = {r.domain: r for r in published.TERRA.verify(root)}
     assert (reports["location_100"].status, reports["location_100"].expected) == ("found", 30)
     assert (reports["location_38"].status, reports["location_38"].expected) == ("found", 33)
-    assert reports["location_43"].problems == ("29 images where 30 or 33 are published.",)
+    assert reports["location_43"].problems == ("Found 29 images, expected 30 or 33.",)
     assert reports["location_46"].status == "missing"

@@ -54,7 +54,7 @@ def test_new_images_of_a_class_do_not_change_earlier_classes():
 
 def test_rejects_a_share_that_leaves_no_training_images():
     for fraction in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ConfigError, match="validation share"):
+        with pytest.raises(ConfigError, match="validation fraction"):
             stratified(torch.arange(4), fraction, 0)
 
 

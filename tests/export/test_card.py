@@ -35,7 +35,7 @@ def test_a_run_leaves_a_card_with_its_own_numbers(run):
         assert fact in card
     validation = run.model.evaluate_in_detail(tiny_splits().validation)
     assert f"{100 * validation.calibration.error:.2f} %" in card
-    assert "There is no record" not in card
+    assert "No training record" not in card and "No accuracy" not in card
 
 
 def test_the_record_holds_no_path_of_the_machine(run):

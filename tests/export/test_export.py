@@ -210,7 +210,7 @@ def test_an_export_that_answers_differently_is_refused_and_leaves_nothing(
     monkeypatch.setattr(exporting, "write_weights", wrong)
     about = description(model, "own", 12)
     for output in (tmp_path / "out", tmp_path / "w.safetensors"):
-        with pytest.raises(OutputError, match=r"differs from the original by 0\.0002"):
+        with pytest.raises(OutputError, match=r"differ from the original by 0\.0002"):
             export_model(model, about, output, format="safetensors")
     assert list(tmp_path.iterdir()) == []
 
@@ -220,7 +220,7 @@ def test_the_check_sees_small_differences_and_what_is_no_number(answer: float):
     model = tiny_classifier().eval()
     with pytest.raises(OutputError):
         require_same_answers(model, lambda images: model(images) + answer, size=12)
-    with pytest.raises(OutputError, match="differs"):
+    with pytest.raises(OutputError, match="differ from"):
         require_same_answers(model, lambda images: model(images)[:1], size=12)
     assert require_same_answers(model, model, size=12) == 0
 

@@ -1,4 +1,4 @@
-"""Run a bench: train incomplete runs, and report the complete ones."""
+"""Run a bench: train incomplete runs, and report on the complete ones."""
 
 import os
 from collections import Counter
@@ -29,8 +29,8 @@ class Bench:
     """Results of a bench."""
 
     table: ReportTable
-    page: Path  # report
-    failures: Mapping[str, str]  # reasons by run name
+    page: Path  # the report
+    failures: Mapping[str, str]  # reason for each failed run, by name
 
 
 def run_bench(
@@ -48,21 +48,21 @@ def run_bench(
     console: Console | None = None,
     executor: Executor | None = None,
 ) -> Bench:
-    """Train incomplete runs, and write the report of the complete ones.
+    """Train incomplete runs, and write a report on the complete ones.
 
     Args:
         plan: Methods, seeds and options.
         out: Folder of the bench.
-        jobs: Number of runs at once.
+        jobs: Number of runs to train at once.
         until: Epoch to train to. Default: the last.
-        records: Records of earlier benches, whose rows are not trained again.
-        reference: Method that others are compared with. Default: plain training, or the first.
-        study: Further sections of the report.
+        records: Records of earlier benches, whose rows are reused.
+        reference: Method to compare the others with. Default: plain training, or the first.
+        study: Additional sections of the report.
         title: Title of the report.
-        train: Whether to train. False only reports complete runs.
+        train: Whether to train. If False, only report on complete runs.
         overwrite: Remove an existing bench first.
-        console: Console for progress. Default: none.
-        executor: Executor of the tasks. Default: `jobs` processes at once on this machine.
+        console: Console for progress. Default: no output.
+        executor: Executor for the tasks. Default: `jobs` parallel processes on this machine.
     """
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}, but must be at least 1.")
@@ -71,7 +71,7 @@ def run_bench(
             f"The reference '{reference}' is not one of the methods.",
             hint=did_you_mean(reference, plan.methods),
         )
-    scipy_stats(), pyplot()  # raise before the work if they are not installed
+    scipy_stats(), pyplot()  # fail early if they are not installed
     bench = open_bench(plan, out, until=until, records=records)
     bench.open(plan, overwrite=overwrite)
     try:
@@ -106,7 +106,7 @@ def run_bench(
 def open_bench(
     plan: Plan, out: Path, *, until: int | None = None, records: Sequence[Path] = ()
 ) -> BenchFolder:
-    """Return the folder of a bench, with the recorded rows of earlier benches."""
+    """Return the folder of a bench, with recorded rows from earlier benches."""
     for file in records:
         place = file if file.is_file() else file / RECORDS
         if os.path.realpath(place) == os.path.realpath(out / RECORDS):
@@ -119,7 +119,7 @@ def open_bench(
 
 
 def plan_table(plan: Plan, bench: BenchFolder) -> Table:
-    """Tabulate the groups of methods that share their runs."""
+    """Tabulate planned and complete runs for each group of methods that share runs."""
     rows = []
     for group in plan.groups:
         runs = [run for seed in plan.seeds for run in group.runs(seed)]

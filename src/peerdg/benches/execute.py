@@ -1,8 +1,8 @@
-"""Train the runs of a bench, each by `peerdg resume FOLDER` in its own process.
+"""Train the runs of a bench, each with `peerdg resume FOLDER` in its own process.
 
 A task is a picklable call that returns an exit code, so any `concurrent.futures.Executor` can run
 it. The default is a pool of threads, each of which waits for a process on this machine. A run that
-fails or is killed does not stop the others. On a signal all runs save their state and stop, and
+fails or is killed does not stop the others. On a signal, all runs save their state and stop, and
 the next call continues from there.
 """
 
@@ -57,11 +57,11 @@ def run_folder(
 ) -> int:
     """Start or continue the run in `folder`, and return the exit code of its process.
 
-    The folder needs only a `config.toml`. The options are those of `peerdg resume`.
+    The folder only needs a `config.toml`. The options are the same as in `peerdg resume`.
     """
     run = RunFolder(Path(folder))
     while run.status() == "running" and not _stopping.is_set():
-        _stopping.wait(POLL_SECONDS)  # the process of a killed bench still trains it
+        _stopping.wait(POLL_SECONDS)  # a process from a killed bench is still training it
     options = {"--threads": threads, "--stop-after": stop_after, "--plugin": plugin}
     flags = [f"{name}={value}" for name, value in options.items() if value is not None]
     return _peerdg(["resume", folder, "--quiet", *flags], run.path / LOG, threads)
@@ -101,20 +101,20 @@ def _peerdg(arguments: Sequence[str], log: Path, threads: int | None = None) -> 
 
 
 def threads_each(jobs: int, given: int | None = None) -> int | None:
-    """Divide the CPU threads among simultaneous runs. None (one run) leaves it to torch."""
+    """Divide the CPU threads among parallel runs. None, for one run, leaves it to torch."""
     return given if given is not None or jobs == 1 else max(1, cores() // jobs)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Work for an executor."""
+    """A unit of work for an executor."""
 
     name: str  # name of the run or combined model
     call: Callable[[], int]  # does the work and returns an exit code
     log: Path  # file with its output
 
     def failure(self, future: "Future[int]") -> str | None:
-        """Return the reason of a failure, from the last error in the log. None on success."""
+        """Return the reason for a failure, from the last error in the log. None on success."""
         if (error := future.exception()) is not None:
             return str(error)
         code = future.result()
@@ -140,7 +140,7 @@ def train_runs(
 ) -> dict[str, str]:
     """Train all incomplete runs, then combine the runs of combinations.
 
-    The arguments are those of `run_bench`. Returns the reasons of failures by name.
+    The arguments are the same as in `run_bench`. Returns the reasons for failures, by name.
     """
     plugin = loaded_plugin()
     runs = []
@@ -162,7 +162,7 @@ def train_runs(
 
 
 def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
-    """List the combinations whose runs are complete and that are missing or outdated."""
+    """List the missing or outdated combinations whose runs are complete."""
     tasks = []
     for seed, group in product(plan.seeds, plan.groups):
         made, runs = group.combination, group.runs(seed)
@@ -176,7 +176,7 @@ def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
 
 
 def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") -> dict[str, str]:
-    """Run tasks, and return the reasons of failures by name."""
+    """Run the tasks, and return the reasons for failures, by name."""
     _stopping.clear()
     failures: dict[str, str] = {}
     terminated: set[subprocess.Popen[bytes]] = set()
@@ -242,7 +242,7 @@ class BenchDisplay:
         self.rows: dict[str, TaskID] = {}
 
     def update(self, running: Iterable[str]) -> None:
-        """Update the bars of the running runs from their folders."""
+        """Update the progress bars of the active runs from their folders."""
         names = [name for name in running if name in self.runs]
         for name in self.rows.keys() - names:
             self.bars.remove_task(self.rows.pop(name))
@@ -260,7 +260,7 @@ class BenchDisplay:
         if failure is None and name in self.runs:
             run = self.runs[name]
             self.epochs[name] = self.bench.planned_epochs(run)
-            with contextlib.suppress(PeerdgError):  # the report names damaged files
+            with contextlib.suppress(PeerdgError):  # the report lists damaged files
                 result = read_run(self.bench.run_folder(run))
                 score = result.score(result.deployed)
                 text += "" if score is None else f", {result.deployed} {score:.1f} %"

@@ -1,11 +1,11 @@
 """The folder of a bench.
 
     bench.toml       methods, seeds and options, in the format of `peerdg bench --plan`
-    runs/            a run folder for each seed of each method, or of methods that share a run
+    runs/            a run folder per seed, for each method or group of methods that share a run
     combined/        models combined from several runs
     report.md        table, figures and records, written at the end of each call
 
-One process works in it at a time. The status of runs is read from their folders.
+Only one process can use it at a time. The status of runs is read from their folders.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ class BenchFolder:
     """The folder of a bench. `open` locks it for this process until `close`.
 
     Args:
-        path: Folder.
-        until: Epoch whose evaluation completes a run. Default: the last.
-        recorded: Rows of earlier benches, which are not trained.
+        path: Path of the folder.
+        until: Epoch at which a run counts as complete. Default: the last.
+        recorded: Rows from earlier benches, which are not trained again.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BenchFolder:
                 for entry in self.path.iterdir():
                     if not entry.name.startswith(_OURS):
                         raise OutputError(
-                            f"{self.path} is not empty and has no bench (found '{entry.name}').",
+                            f"{self.path} is not empty and is not a bench (found '{entry.name}').",
                             hint="Choose a new or empty folder with --out.",
                         )
             self.path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class BenchFolder:
         return self.combined / group.result(seed)
 
     def check(self, plan: Plan) -> None:
-        """Refuse to continue runs that were started with other options."""
+        """Refuse to continue runs that were started with different options."""
         for run in plan.runs:
             folder = self.run_folder(run)
             if not RunFolder(folder).holds_run:
@@ -114,7 +114,7 @@ class BenchFolder:
             temporary.write_text(text, "utf-8")
 
     def begin(self, run: PlannedRun) -> Path:
-        """Make the folder of a run with its `config.toml`, unless it exists. Return it."""
+        """Create the folder of a run with its `config.toml` if needed, and return it."""
         folder = self.run_folder(run)
         if not RunFolder(folder).holds_run:
             with replace_atomically(folder / "config.toml") as temporary:
@@ -158,12 +158,12 @@ class BenchFolder:
         return evaluated and weights == [member["weights_sha256"] for member in members]
 
     def planned_epochs(self, run: PlannedRun) -> int:
-        """Return the epochs to train a run for, including pre-training."""
+        """Return the number of epochs to train a run for, including pre-training."""
         epochs = run.config.train.epochs
         return run.config.pretrain.epochs + min(epochs, self.until or epochs)
 
     def trained_epochs(self, run: PlannedRun) -> int:
-        """Return the epochs that a run has been trained for, from its events."""
+        """Return the number of epochs that a run has been trained for, from its events."""
         with contextlib.suppress(DamagedError):  # resuming repairs the file
             for event in reversed(RunFolder(self.run_folder(run)).events.read()):
                 if event["event"] == "epoch":
@@ -172,14 +172,14 @@ class BenchFolder:
         return 0
 
     def _clear(self) -> None:
-        """Remove runs, combinations and plan. Raises if a run is in use."""
+        """Remove runs, combinations and plan. Raise an error if a run is in use."""
         for folder in sorted(self.runs.glob("*")):
             if RunFolder(folder).status() == "running":
                 raise RunInUseError(
                     f"{folder} is in use by another process.",
                     hint="Wait for it to finish, stop it, or choose another --out folder.",
                 )
-        for part in (self.runs, self.combined, self.plan_file):  # the plan marks a bench: last
+        for part in (self.runs, self.combined, self.plan_file):  # the plan last: it marks a bench
             with writing(part):
                 remove(part)
 

@@ -1,7 +1,7 @@
-"""Plan a bench: its runs, and the rows of the table that come from each.
+"""Plan a bench: its runs, and the table rows that come from each run.
 
-Averages do not change training. So methods that differ only in the deployed average share one run
-with all these averages, and the network of that run is the method without an average. A
+Averages do not affect training. Methods that differ only in the deployed average therefore share
+one run with all these averages, and its trained network is the method without an average. A
 combination has several runs per seed. A variant is a method with its own name and options:
 
     [variant.peer-k8]
@@ -26,7 +26,7 @@ from peerdg.methods.registry import method_names, settings_of
 from peerdg.options import convert, did_you_mean, dotted, merge, read_toml
 from peerdg.run.config import RunConfig, resolve, resolve_own_data
 
-VARIANT = "variant"  # key of the table of variants
+VARIANT = "variant"  # key of the table with variants
 SEEDS = 5
 _VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # part of a folder name
 _VARIANT_EXAMPLE = f'Write [{VARIANT}.NAME], then method = "...", then its own options.'
@@ -36,7 +36,7 @@ _SAME_FOR_ALL = {"recipe": "--methods", "seed": "--seeds", "train_seed": "--seed
 Term = tuple[str, ...]  # a row, or two rows to subtract
 Pair = tuple[Term, Term]  # two rows or differences to compare
 Questions = Mapping[str, Sequence[Pair]]
-MIN_RANKED = 3  # rows in a ranking
+MIN_RANKED = 3  # minimum number of rows in a ranking
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Study:
-    """Further sections of the report of a bench."""
+    """Additional sections of a bench report."""
 
     questions: Questions = field(default_factory=dict)  # pairs of rows to compare, by question
     rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # rows to rank
@@ -61,27 +61,27 @@ class PlannedMethod:
     """A row of a bench."""
 
     method: str  # name of the row: a method or a variant
-    config: RunConfig  # options of its runs, with any seed
+    config: RunConfig  # options of its runs, except the seed
     combination: Combination | None = None  # rule for several runs per seed
 
     @property
     def average(self) -> str | None:
-        """Deployed average, by its name in a shared run.
+        """Name of the deployed average in a shared run.
 
-        A window of the snapshots is a further mean in that run: `last-3`, `start-4`.
+        A window of snapshots is an additional average in that run, e.g. `last-3` or `start-4`.
         """
         kind = next(iter(self.config.average.kind), None)
         return (self.config.average.window or kind) if kind == "snapshots" else kind
 
     @property
     def averages(self) -> tuple[str, ...]:
-        """All averages of the method, by their names in a shared run."""
+        """Names of all averages of the method in a shared run."""
         own = () if self.average is None else (self.average,)
         return (*own, *self.config.average.kind[1:], *self.config.average.also)
 
     @property
     def is_window(self) -> bool:
-        """Whether the deployed average is a window of the snapshots."""
+        """Whether the deployed average is a window of snapshots."""
         return self.average not in (None, *self.config.average.kind)
 
 
@@ -92,14 +92,14 @@ class PlannedRun:
     name: str  # name of its folder
     config: RunConfig
     group: "SharedRun"  # methods whose rows come from it
-    bench_seed: int  # seed of the rows; runs of a combination may have other seeds
+    bench_seed: int  # seed of the rows; runs of a combination may have different seeds
 
 
 @dataclass(frozen=True)
 class SharedRun:
     """Methods that share one run per seed, or one method with several runs per seed."""
 
-    members: tuple[PlannedMethod, ...]  # several differ only in the deployed average
+    members: tuple[PlannedMethod, ...]  # if several, they differ only in the deployed average
 
     @property
     def name(self) -> str:
@@ -130,11 +130,11 @@ class SharedRun:
         return self.members[0].combination
 
     def result(self, seed: int) -> str:
-        """Return the name of the run or combined model of a seed."""
+        """Return the name of the run or combined model for a seed."""
         return f"{self.name}-{seed}"
 
     def runs(self, seed: int) -> tuple[PlannedRun, ...]:
-        """Return the runs of a seed: one, or those of a combination."""
+        """Return the runs for a seed: one, or several for a combination."""
         if self.combination is None:
             return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self, seed),)
         runs = []
@@ -165,7 +165,7 @@ class Plan:
 
     @cached_property
     def groups(self) -> tuple[SharedRun, ...]:
-        """Methods grouped by run, in the order of the first method of each."""
+        """Methods grouped by run, in the order of the first method in each group."""
         groups: dict[tuple[str, int], list[PlannedMethod]] = {}
         for member in self.members.values():
             training, copy = _training_of(member), 0
@@ -186,7 +186,7 @@ class Plan:
         return replace(self, members={name: self.members[name] for name in methods})
 
     def check_until(self, until: int | None) -> int | None:
-        """Check the epoch to train to, and return it, or None if no run is longer."""
+        """Check the epoch to train to, and return it. None if no run is longer."""
         epochs = max(member.config.train.epochs for member in self.members.values())
         if until is None or until >= epochs:
             return None
@@ -194,7 +194,7 @@ class Plan:
             raise ConfigError(f"--until is {until}, but must be at least 1.")
         for name, member in self.members.items():
             if member.combination is not None:
-                raise ConfigError(f"'{name}' needs finished runs. Remove it or --until.")
+                raise ConfigError(f"'{name}' combines finished runs. Remove it or --until.")
             every = member.config.evaluate_every
             if until % every and until < member.config.train.epochs:
                 raise ConfigError(
@@ -207,18 +207,18 @@ class Plan:
 def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
     """Plan a bench, and check everything that can be checked without the data.
 
-    `options` are those of all runs, nested as in a config file. The section of a method applies to
-    all rows that train with it. The key `variant` has a table of variants.
+    `options` apply to all runs and are nested as in a config file. The section of a method applies
+    to all rows that are trained with it. The key `variant` has a table of variants.
     """
     common = {key: value for key, value in options.items() if key != VARIANT}
     variants = _read_variants(options.get(VARIANT, {}))
     _check_methods(methods, (*known_methods(), *variants))
     if not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
-        raise ConfigError("A bench needs at least one seed, and no seed below 0.")
+        raise ConfigError("A bench needs at least one seed, and seeds cannot be negative.")
     _refuse_repeated("seed", seeds)
     for key, flag in {"method": "--methods", "average.kind": "--methods", **_SAME_FOR_ALL}.items():
         if dotted(common).get(key):
-            raise ConfigError(f"In a bench, '{key}' is set by {flag}.")
+            raise ConfigError(f"In a bench, set '{key}' with {flag}.")
     members, notes = {}, {}
     unused = set(dotted(common))
     for name in methods:
@@ -261,10 +261,10 @@ def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
 
 
 def _training_of(member: PlannedMethod) -> str:
-    """Return a key that is equal for methods that can share a run.
+    """Return a key that is the same for all methods that can share a run.
 
-    Averages do not affect training, except the own average of a method, which guides it. A
-    combination shares no run, because it needs the deployed models of its runs.
+    Averages do not affect training, except a method's own average, which guides it. A combination
+    does not share runs, because it needs their deployed models.
     """
     if member.combination is not None:
         return member.method
@@ -276,10 +276,10 @@ def _training_of(member: PlannedMethod) -> str:
 
 
 def _may_join(member: PlannedMethod, group: Sequence[PlannedMethod]) -> bool:
-    """Whether one run can evaluate the average of a method in addition to those of `group`.
+    """Return whether the run of `group` can also evaluate the average of `member`.
 
-    Methods with different options of the same average need different runs. One run can evaluate
-    any windows of the same snapshots.
+    Methods with different options for the same average need separate runs. One run can evaluate
+    several windows of the same snapshots.
     """
     averages = {other.average for other in group}
     periods = {m.config.average.k for m in (member, *group) if "snapshots" in m.config.average.kind}
@@ -287,7 +287,7 @@ def _may_join(member: PlannedMethod, group: Sequence[PlannedMethod]) -> bool:
 
 
 def _order(member: PlannedMethod) -> list[int]:
-    """Sort key in a group: the network itself, then averages in the order of `KINDS`."""
+    """Sort key within a group: the network itself, then averages in the order of `KINDS`."""
     return [list(KINDS).index(kind) for kind in member.config.average.kind[:1]]
 
 
@@ -306,7 +306,7 @@ def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_methods(methods: Sequence[str], known: Iterable[str]) -> None:
     if not methods:
-        raise ConfigError("No method is given.", hint="Name some with --methods a,b,c.")
+        raise ConfigError("No methods were given.", hint="Name some with --methods a,b,c.")
     for method in methods:
         if method not in known:
             raise ConfigError(f"Unknown method '{method}'.", hint=did_you_mean(str(method), known))
@@ -327,17 +327,17 @@ def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
             raise ConfigError(f"The variant '{name}' has no method.", hint=_VARIANT_EXAMPLE)
         if not _VARIANT_NAME.fullmatch(name) or name in known_methods():
             raise ConfigError(
-                f"{name!r} is not a valid name of a variant.",
+                f"{name!r} is not a valid variant name.",
                 hint="Use up to 60 letters, digits, dots, dashes and underscores. Start with a "
                 "letter or digit, and do not use the name of a method.",
             )
         if table["method"] not in known_methods():
             raise ConfigError(
-                f"Unknown method '{table['method']}' of the variant '{name}'.",
+                f"Unknown method '{table['method']}' in the variant '{name}'.",
                 hint=did_you_mean(table["method"], known_methods()),
             )
         for key in _SAME_FOR_ALL.keys() & table.keys():
-            raise ConfigError(f"'{key}' cannot differ in '{name}': it applies to the whole bench.")
+            raise ConfigError(f"'{name}' cannot set '{key}', which applies to the whole bench.")
         own = {key: value for key, value in table.items() if key != "method"}
         variants[name] = (table["method"], own)
     return variants
@@ -349,7 +349,7 @@ class PlanFile:
 
     seeds: tuple[int, ...] = tuple(range(SEEDS))
     methods: tuple[str, ...] = ()  # rows of the table, variants last
-    reference: str | None = None  # row that others are compared with
+    reference: str | None = None  # row to compare the others with
     options: Mapping[str, Any] = field(default_factory=dict)  # options of all runs, and variants
     study: Study = field(default_factory=Study)
 
@@ -381,7 +381,7 @@ def read_plan_file(path: Path) -> PlanFile:
 
 
 def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> Study:
-    """Read the sections about the report: questions, rankings and published numbers."""
+    """Read the report sections: questions, rankings and published numbers."""
     published = dict(tables["published"])
     source = published.pop("source", None)
     try:
@@ -406,7 +406,7 @@ def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> S
 
 
 def _term(value: Any) -> Term:
-    """Read a row, or the difference of two."""
+    """Parse a row, or a difference between two rows."""
     if isinstance(value, str):
         return (value,)
     first, second = value

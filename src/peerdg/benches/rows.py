@@ -1,11 +1,11 @@
 """The rows of a bench: results from its run folders, or from the records of earlier benches.
 
-Averages do not change training. So the results of one average in a shared run, and of the trained
-network, are bitwise equal to those of a run of that method alone.
+Averages do not affect training. The results of each average in a shared run, and of its trained
+network, are therefore bitwise identical to a separate run of that method.
 
 Records have every evaluation of every row. They make it possible to continue a study without its
-run folders, to write its page again, and to compare a method with rows that others have trained. A
-row is taken only if its options match the plan.
+run folders, to rewrite its report, and to compare a method with rows that others have trained. A
+row is reused only if its options match the plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ class RecordedRows:
     """Results from the records of earlier benches."""
 
     results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)  # by row and seed
-    files: int = 0  # number of records they come from
+    files: int = 0  # number of record files
 
     @classmethod
     def read(cls, files: Sequence[Path], plan: Plan, *, until: int | None = None) -> "RecordedRows":
         """Read the rows of a plan from records.
 
         A row must have been evaluated after epoch `until`, or the last one. Rows with other names
-        or seeds are ignored. A row trained with other options is refused.
+        or seeds are ignored. A row that was trained with different options is an error.
         """
         results: dict[tuple[str, int], RunResult] = {}
         for file in files:
@@ -73,11 +73,11 @@ class RecordedRows:
 
 
 def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> None:
-    """Refuse a recorded row whose options differ from those of the plan.
+    """Refuse a recorded row whose options differ from the plan.
 
-    Records have only the names of files, so files are compared by hash.
+    Records only contain file names, so files are compared by hash.
     """
-    hint = "Give the options that it was trained with, or remove these records."
+    hint = "Give the options that it was trained with, or leave out these records."
     combined = 0 if member.combination is None else member.combination.members
     if len(run.combined_from) != combined:
         raise ConfigError(
@@ -100,11 +100,11 @@ def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> N
     own = options.get(options["method"], {})
     if any(own.get(name) is not None for name in model_options_of(options["method"])):
         raise ConfigError(
-            f"{what} used a network of another run, which is not in the records.", hint=hint
+            f"{what} used a network from another run, which is not in the records.", hint=hint
         )
     if changes := difference(options, expected, ignored=_WITHOUT_EFFECT):
         raise ConfigError(
-            f"{what} was trained with other options:\n  " + "\n  ".join(changes), hint=hint
+            f"{what} was trained with different options:\n  " + "\n  ".join(changes), hint=hint
         )
 
 
@@ -113,7 +113,7 @@ def collect_rows(plan: Plan, bench: "BenchFolder") -> dict[str, list[RunResult]]
     results: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
     pairs = list(product(plan.seeds, plan.groups))
     trained = [bench.has_trained(group, seed) for seed, group in pairs]
-    is_whole = bench.recorded.files == 1 and not any(trained)  # only one earlier bench
+    is_whole = bench.recorded.files == 1 and not any(trained)  # all rows are from one bench
     for (seed, group), is_here in zip(pairs, trained, strict=True):
         if not is_here:
             rows = bench.recorded.of(group, seed)
@@ -133,7 +133,7 @@ def collect_rows(plan: Plan, bench: "BenchFolder") -> dict[str, list[RunResult]]
 
 
 def views(run: PlannedRun, result: RunResult) -> dict[str, RunResult]:
-    """Derive the result of each method that comes from `run`, by the method's name."""
+    """Derive the result of each method that shares `run`, by method name."""
     members = run.group.members
     if len(members) == 1:
         return {members[0].method: result}
@@ -146,7 +146,7 @@ def _view(member: PlannedMethod, run: PlannedRun, result: RunResult) -> RunResul
     if deployed in run.config.average.kind:
         # The shared run deploys its first average. A method's own deployed network is kept.
         deployed = next(iter(member.config.average.kind), result.trained)
-    # A window of the snapshots has its own name in a shared run.
+    # A window of snapshots has its own name in a shared run.
     names = {member.average: "snapshots"} if member.is_window else {}
     return replace(
         result,
@@ -171,8 +171,8 @@ def _combined_view(
 ) -> RunResult:
     """Present a combined model as a run that was evaluated once, at its end.
 
-    Its time is the sum over its runs, with a shared pre-training counted once. Its memory is the
-    largest of theirs.
+    Its time is the sum over its runs, counting shared pre-training once. Its memory is the maximum
+    over its runs.
     """
     config = replace(group.config, seed=seed, recipe=group.name)
     training = read_description(folder / "model.json")["training"]

@@ -1,1 +1,1 @@
-"""The command `peerdg`, one file per subcommand. Torch is imported late for a fast `--help`."""
+"""The `peerdg` command, one file per subcommand. Torch is imported late to keep `--help` fast."""

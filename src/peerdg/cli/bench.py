@@ -39,16 +39,16 @@ def bench(
     Example: `peerdg bench photos/ --methods erm,peer --target sketches/ --out runs/all`
 
     Args:
-        out: Folder of the runs and the results.
-        methods: Comma-separated methods, see `peerdg methods`.
+        out: Folder for the runs and results.
+        methods: Comma-separated methods (see `peerdg methods`).
         plan: TOML file with methods, seeds, options, variants and questions. Flags override it.
         seeds: Number of seeds per method. Default: 5.
         seed: List of seeds, e.g. 3,4,5, instead of --seeds.
-        reference: Method that others are compared with. Default: plain training, or the first.
-        jobs: Number of runs at once. They share the cores.
-        until: Epoch to train to and compare at. A later call continues.
-        records: Folder of an earlier bench, whose rows are not trained again.
-        train: Train incomplete runs. --no-train only reports the complete ones.
+        reference: Method to compare the others with. Default: plain training, or the first.
+        jobs: Number of runs to train at once. They share the cores.
+        until: Epoch to train to and compare at. A later call can continue.
+        records: Folder of an earlier bench, whose rows are reused.
+        train: Train incomplete runs. --no-train only reports on complete ones.
         dry_run: Only show the planned runs.
         overwrite: Replace an existing bench.
     """
@@ -59,7 +59,7 @@ def bench(
     named = find_data(data) if data is not None else {}
     given = merge(file.options, options or {}, named)
     if "benchmark" not in given:
-        raise ConfigError("No data is given.", hint="Name a data set or a folder of images.")
+        raise ConfigError("No data was given.", hint="Name a data set or a folder of images.")
     chosen = file.seeds if seeds is None else range(max(0, seeds))
     made = make_plan(
         given,
@@ -72,7 +72,7 @@ def bench(
         console.print(plan_table(made, folder))
         return
     if overwrite and not train:
-        raise ConfigError("--overwrite and --no-train exclude each other.")
+        raise ConfigError("--overwrite and --no-train cannot be used together.")
     bench_and_report(
         made,
         out,
@@ -101,5 +101,5 @@ def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
         reasons = [f"{name}: {failure}" for name, failure in made.failures.items()]
         raise PeerdgError(
             f"{len(made.failures)} of {len(plan.runs)} runs failed:\n  " + "\n  ".join(reasons),
-            hint=f"Repeat the command to retry. Their output is in {out}/runs/*/log.txt.",
+            hint=f"Repeat the command to retry. See their output in {out}/runs/*/log.txt.",
         )

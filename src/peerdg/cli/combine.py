@@ -18,19 +18,19 @@ def combine(
     outputs: Outputs | None = None,
     root: Annotated[str | None, Parameter(help="folder with the data, if it was moved")] = None,
 ) -> None:
-    """Combine several runs into one model folder, which does not need them afterwards.
+    """Combine several runs into one self-contained model folder.
 
-    Averaging weights requires runs with the same start: use one --seed and different --train-seed.
-    Outputs can always be averaged.
+    Weights can only be averaged if the runs start from the same weights: use the same --seed and
+    different --train-seed values. Outputs can always be averaged.
 
     Example: `peerdg combine runs/a runs/b runs/c -o combined`
 
     Args:
         runs: Run folders or model folders, at least two.
         output: Model folder to write.
-        rule: uniform: mean of all weights. greedy: mean of the weights of runs that do not lower
-            the accuracy on the source's validation images. ensemble: mean of the outputs.
-        outputs: Outputs that an ensemble averages. Default: probabilities.
+        rule: uniform: average the weights of all runs. greedy: average only runs that do not lower
+            the accuracy on the source's validation images. ensemble: average the outputs.
+        outputs: Outputs to average in an ensemble. Default: probabilities.
     """
     from peerdg.run.combine import combine as combine_runs
     from peerdg.terminal import Table
@@ -40,7 +40,7 @@ def combine(
     members = made["combined"]["members"]
     used = [member["name"] for member in members if member["used"]]
     if len(used) < len(members):
-        console.print(f"{len(used)} of {len(members)} runs are in the mean: {', '.join(used)}.")
+        console.print(f"{len(used)} of {len(members)} runs are in the average: {', '.join(used)}.")
     if accuracy:
         rows = [[name, f"{r['accuracy']:.2f}", f"{r['n']:,}"] for name, r in accuracy.items()]
         console.print(Table(["domain", "accuracy %", "images"], rows, is_text=True))

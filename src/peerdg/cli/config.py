@@ -22,8 +22,8 @@ def config(
     Example: `peerdg config digits --method peer --budget paper > peer.toml`
 
     Args:
-        explain: Show in a comment where each value comes from: given, chosen for your images, or
-            from the preset (paper, code, study or assumption). Others are defaults.
+        explain: Add comments on where values come from: given, chosen for your images, or from the
+            preset (paper, code, study or assumption). Values without a comment are defaults.
     """
     resolved, choices = resolve_flags(data, options, file=file)
     text = resolved.toml()

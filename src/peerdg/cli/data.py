@@ -24,7 +24,7 @@ Root = Annotated[Path | None, Parameter(help="folder with the data set's files")
 
 
 def list_data() -> None:
-    """List the data sets with domains, license and origin."""
+    """List the data sets with their domains, license and origin."""
     for name in PUBLISHED:
         data = BENCHMARKS[name]
         console.print(f"{name}: {data.title}", style="bold")
@@ -60,7 +60,7 @@ def show_data(
 
 
 def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
-    """List the images of each domain on disk, problems, and sources of missing ones.
+    """Check the images of each domain on disk, and show where to get missing ones.
 
     Your own images are decoded and compared with each other. Exits with code 5 if there is a
     problem or there are no source images.
@@ -69,7 +69,7 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
 
     Args:
         name: Data set, or a folder or list of your own images.
-        folders: More folders and lists, to find images that occur in several.
+        folders: More folders and lists, to find images that occur more than once.
     """
     if _is_path(name):
         _verify_folders([Path(name), *folders])
@@ -103,7 +103,7 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
     """Unpack a data set's archives, or decode it into the cache.
 
     Archives are unpacked into the new folder --root, which is then verified. Without archives, all
-    images under --root are decoded, so that the next training starts at once.
+    images under --root are decoded, so that training can start right away.
 
     Example: `peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS`
 
@@ -140,7 +140,7 @@ def cache_data(
     Example: `peerdg data cache --clear`
 
     Args:
-        name: Name of the entries. `pretraining` is all shared pre-training. Default: all.
+        name: Name of entries. `pretraining` selects all shared pre-training. Default: all.
     """
     from peerdg.data.cache import cache_entries, cache_folder, clear_cache
     from peerdg.run.pretraining import FOLDER, shared_pretrainings
@@ -188,7 +188,7 @@ def _verify_folders(paths: Sequence[Path]) -> None:
         console.print(f"{kind}: {problem.message}\n  {problem.remedy}")
     if errors := [problem for problem in problems if problem.severity != "note"]:
         where = ", ".join(str(path) for path in paths)
-        raise DataError(f"{len(errors)} problems must be solved before training on {where}.")
+        raise DataError(f"{len(errors)} problems must be fixed before training on {where}.")
     console.print("All images can be decoded.")
 
 
@@ -215,7 +215,7 @@ def _data_set(name: str, root: Path | None) -> Benchmark:
         raise no_such_data(name)
     data = BENCHMARKS[name]
     data.refuse_unused_root(root)
-    if data.needs_root and root is None:  # `prepare` creates the folder
+    if data.needs_root and root is None:  # it need not exist yet for `prepare`
         raise ConfigError(f"{name} needs a data folder.", hint="Give it with --root DIR.")
     return data
 

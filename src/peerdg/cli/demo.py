@@ -24,24 +24,24 @@ def demo(
 ) -> None:
     """Train ERM, RandAugment and PEER on small digits, and compare them.
 
-    RandAugment with averaging but without regularizer (P-ENS) comes from the same run as
-    RandAugment. It shows which part of PEER's gain is due to the regularizer. Call it again after
-    Ctrl-C to continue.
+    P-ENS, which averages RandAugment without a regularizer, comes from the same run as RandAugment.
+    It shows how much of PEER's gain is due to the regularizer. Repeat the command after Ctrl-C to
+    continue.
 
     Example: `peerdg demo --full --out runs/three-seeds`
 
     Args:
-        out: Folder of the runs, the report and the plots.
+        out: Folder for the runs, the report and the plots.
         full: Train with three seeds instead of one.
         seed: Seeds to train with, e.g. 3,4,5.
-        epochs: Epochs of the main phase. Default: those of the preset.
+        epochs: Epochs of the main phase. Default: set by the preset.
         overwrite: Start again if the folder has an earlier demo.
     """
-    from peerdg.benches.folder import BenchFolder  # late: these import torch or numpy
+    from peerdg.benches.folder import BenchFolder  # imported here: these pull in torch or numpy
     from peerdg.data.decode import cores
     from peerdg.report.page import OVERVIEW
 
-    # One thread each: so small a network is trained faster by runs at once than by threads.
+    # One thread per run: for such a small network, parallel runs are faster than more threads.
     options: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick", "threads": 1}
     if epochs is not None:
         options["train"] = {"epochs": epochs}
@@ -53,4 +53,4 @@ def demo(
     bench_and_report(plan, out, jobs=jobs, overwrite=overwrite, title=title)
     console.print(f"Plots:  {out / OVERVIEW}")
     if len(seeds) == 1:
-        console.print("One seed shows little. `peerdg demo --full` trains three.")
+        console.print("One seed is not conclusive. `peerdg demo --full` trains three.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peerdg.data.read import Progress
     from peerdg.evaluate.accuracy import DomainReport
 
-_DATA = "folders or lists of labeled images, or a data set; default: the data of the run"
+_DATA = "folders or lists of labeled images, or a data set; default: the run's data"
 
 
 def evaluate(
@@ -40,27 +40,27 @@ def evaluate(
 ) -> None:
     """Print accuracy by class, confusion matrix, calibration error and worst mistakes.
 
-    Classes are matched by name. A folder may lack classes of the model. A class that the model does
-    not know ends the command with code 5. Rename it with --map.
+    Classes are matched by name. A folder may lack some of the model's classes. A class that the
+    model does not know is an error (code 5). Rename it with --map.
 
     Example: `peerdg evaluate runs/first sketches/ --map Dog=dog --report looked-at`
 
     Args:
         run: Run folder or model folder.
         target: Target domain of a data set. Repeat it for several.
-        json_file: JSON file for all results.
+        json_file: JSON file to write all results to.
         report: Folder for a page with confusion matrices and the worst mistakes.
         worst: Number of most confident mistakes to show.
-        layout: Meaning of the first level of a folder, if it is ambiguous.
+        layout: Whether top-level folders are classes or domains, if ambiguous.
         skip_bad_images: Skip images that cannot be decoded, and count them.
-        class_map: Another name of a class in the images, e.g. Dog=dog. Repeat it for several.
+        class_map: Rename a class of the images, e.g. Dog=dog. Repeat it for several.
     """
     sources = [find_data(name) for name in data]
     own = [each.get("root", OWN_DATA) for each in sources if each["benchmark"] == OWN_DATA]
     if own and (root or target):
         raise ConfigError(
             "--root and --target apply to data sets, not to folders or lists.",
-            hint="Give the folders of all targets one after the other.",
+            hint="List all target folders one after another.",
         )
     from peerdg.data.own_data import read_targets
     from peerdg.evaluate.accuracy import BINS
@@ -71,7 +71,7 @@ def evaluate(
     from peerdg.run.progress import ReadingBar
 
     if report is not None:
-        pyplot()  # raise before the work if matplotlib is missing
+        pyplot()  # fail early if matplotlib is missing
     model = load_model(run, device=device)
     given: dict[str, Any] = {"root": root} if root else {}
     given |= {"targets": list(target)} if target else {}
@@ -117,7 +117,7 @@ def _run_data(run: Path) -> dict[str, Any]:
     from peerdg.run.folder import read_run_config
 
     if not (run / "config.toml").is_file():
-        raise ConfigError(f"{run} is a model folder.", hint="Name the images to evaluate it on.")
+        raise ConfigError(f"{run} is only a model folder.", hint="Name the images to evaluate.")
     return resolve(without_method(read_run_config(run))).tables()
 
 
@@ -128,14 +128,14 @@ def _read_sets(
     classes: tuple[str, ...],
     progress: "Progress",
 ) -> "tuple[dict[str, Domain], set[str]]":
-    """Read data sets with labels in the order of `classes`, and return their own class names."""
+    """Read data sets with labels that index `classes`, and return their original class names."""
     from peerdg.run.config import resolve_given
     from peerdg.run.prepare import load_splits, natural_domains
 
     domains: dict[str, Domain] = {}
     known: set[str] = set()
     for tables in sets:
-        is_own = tables["benchmark"] == OWN_DATA  # reading already renames their classes
+        is_own = tables["benchmark"] == OWN_DATA  # reading own data already renames classes
         own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
         config, _ = resolve_given({**given, **own}, file=tables)
         for name, domain in natural_domains(load_splits(config, progress=progress)).items():

@@ -1,4 +1,4 @@
-"""Command-line flags of all options, and the config they resolve to."""
+"""Command-line flags for all options, and the config they resolve to."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,7 +16,7 @@ from peerdg.options import nearest, read_toml
 from peerdg.run.config import ALIASES, SECTIONS, RunConfig, resolve_given
 from peerdg.run.presets import Choices
 
-# Options on every help page, and short names.
+# Options on every help page, and short flag names.
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
 SHORT = {"targets": "--target", "train.epochs": "--epochs", "own-data.class_map": "--map"}
 Data = Annotated[
@@ -25,7 +25,7 @@ Data = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    Parameter(help="TOML file of options; flags override it", name=("--config", "-c")),
+    Parameter(help="TOML file with options; flags override it", name=("--config", "-c")),
 ]
 _make_table: Any = TypedDict  # Any, because type checkers accept only literal fields
 Options = Any  # replaced by `options_for` when a command is called
@@ -52,13 +52,13 @@ Whole = Annotated[int, Parameter(converter=whole_number)]
 OptionalWhole = Annotated[int | None, Parameter(converter=whole_number)]
 SeedList = Annotated[tuple[int, ...] | None, Parameter(converter=whole_numbers)]
 Plugin = Annotated[Path | None, Parameter(help="Python file with your own method; it is executed")]
-Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")]
+Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="hide progress")]
 
 
 def options_for(command: str, arguments: Sequence[str]) -> Any:
-    """Make the type of a command's options, nested like the tables of a config file.
+    """Create the type of a command's options, nested like the tables of a config file.
 
-    `bench` has no options for method and seed. With `--help`, only the common options and those of
+    `bench` has no options for method and seed. With `--help`, only the common options and those for
     the chosen method and data set are included.
     """
     left_out = ["benchmark"]
@@ -128,15 +128,15 @@ def _flag(f: Any, kind: Any, section: str, *, is_common: bool) -> Any:
 def resolve_flags(
     data: str | None, options: Options, *, file: Path | None
 ) -> tuple[RunConfig, Choices | None]:
-    """Resolve the config file and the flags, and return the choices for the user's images."""
+    """Resolve the config file and flags. Also return the choices made for the user's images."""
     tables = read_toml(file) if file else {}
     given = (options or {}) | (find_data(data) if data is not None else {})
-    if plugin := loaded_plugin():  # its current identity replaces that in a config file
+    if plugin := loaded_plugin():  # replace the identity stored in a config file
         tables, given = {"method": plugin.name, **tables}, {**given, "plugin": plugin.identity}
     return resolve_given(given, file=tables)
 
 
-# Options of other programs that people may type.
+# Option names from other programs that users may type.
 _ALIASES = {f"--{typed}": f"--{name}" for typed, name in ALIASES.items()} | {
     "--output": "--out", "--dir": "--out", "--dataset": "--root", "--data": "--root",
     "--force": "--overwrite", "--size": "--transform.size", "--image-size": "--transform.size",
@@ -151,7 +151,7 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
     flags = [each for each in error.argument_collection or () if not each.children]
     known = [n for each in flags for n in each.names if n.startswith("--")] + ["--help", "--debug"]
     aliases: dict[str, str] = {}
-    for method in (*method_names(), RunConfig.method):  # the default method's name wins
+    for method in (*method_names(), RunConfig.method):  # the default method comes last and wins
         aliases |= {f"--{f.name}": f"--{method}.{f.name}" for f in fields(settings_of(method))}
     aliases = {k.replace("_", "-"): v.replace("_", "-") for k, v in (aliases | _ALIASES).items()}
     meant = {k: v for k, v in aliases.items() if v.split()[0] in known}

@@ -21,14 +21,14 @@ from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_o
 from peerdg.run.hardware import keep_memory
 from peerdg.terminal import console, error_console
 
-# Commands with their summaries, so that listing them imports none.
+# Commands and their summaries, so that listing commands does not import them.
 COMMANDS = {
     "demo": "Train three methods on small digits, and compare them.",
     "train": "Train a method on one labeled domain.",
     "bench": "Train several methods with several seeds, and compare them.",
     "resume": "Continue an interrupted run.",
-    "evaluate": "Measure a trained model on other images, in detail.",
-    "predict": "Predict class and probability of images.",
+    "evaluate": "Evaluate a trained model on other images, in detail.",
+    "predict": "Predict the classes and probabilities of images.",
     "combine": "Combine several runs into one model by averaging weights or outputs.",
     "export": "Write a trained model as ONNX, torch.export or plain weights.",
     "runs": "List and compare run folders.",
@@ -40,13 +40,13 @@ COMMANDS = {
     "data prepare": "Unpack a data set's archives, or decode it into the cache.",
     "data cache": "Show or clear the cache of decoded images.",
 }
-WITH_OPTIONS = ("train", "bench", "config")  # commands with the options of a run
+WITH_OPTIONS = ("train", "bench", "config")  # commands that take the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # disk errors
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a full or failing disk
 
 
 def make_app(arguments: list[str]) -> App:
-    """Make the app with all commands. Flags of options depend on the arguments (`options_for`)."""
+    """Create the app with all commands. Flags depend on the arguments (see `options_for`)."""
     app = App(
         name="peerdg",
         help="Single-source domain generalization: train on one domain, generalize to others.",
@@ -83,12 +83,12 @@ def make_app(arguments: list[str]) -> App:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit with the code of `peerdg.errors`."""
+    """Run the command line, and exit with one of the codes in `peerdg.errors`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # escape characters that its encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that it cannot encode
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PeerdgWarning)
@@ -104,13 +104,13 @@ def run(arguments: list[str], *, debug: bool) -> int:
             has_plugin = any(name in WITH_PLUGIN for name in arguments[:1])
             files = values_of(arguments, "--plugin") if has_plugin else []
             if len(files) > 1:
-                raise ConfigError("--plugin is given twice. A command takes one plugin.")
-            for file in files:  # before parsing, because its method has flags
+                raise ConfigError("--plugin is given twice. A command takes only one plugin.")
+            for file in files:  # before parsing, because its method adds flags
                 from peerdg.run.config import plugin_method
 
                 plugin = stack.enter_context(plugin_method(Path(file)))
             _call(arguments)
-        sys.stdout.flush()  # a full disk may show only now
+        sys.stdout.flush()  # a full disk may only be noticed now
         return 0
     except Stopped as stopped:
         error_console.print(stopped.message)
@@ -120,16 +120,16 @@ def run(arguments: list[str], *, debug: bool) -> int:
             _show_traceback()
         return _fail(error.exit_code, error.message, error.hint)
     except KeyboardInterrupt:
-        return _fail(130, "Stopped at once. The last saved state is intact.")
+        return _fail(130, "Stopped immediately. The last saved state is intact.")
     except BrokenPipeError:
         console.on_broken_pipe()  # a reader such as head or less has quit: not an error
         return 0
     except Exception as error:
-        # An error without file name is from standard output. Files raise `OutputError`.
+        # An error without a file name comes from standard output. Files raise `OutputError`.
         if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
             console.on_broken_pipe()
             reason = f"Cannot write to standard output: {error.strerror}."
-            return _fail(4, reason, "Free some space, or send the output elsewhere.")
+            return _fail(4, reason, "Free some space, or redirect the output elsewhere.")
         if is_out_of_memory(error) and not debug:
             hint = "Use smaller images (--transform.size) or fewer at a time (--train.batch-size)."
             return _fail(1, "Out of memory.", hint)

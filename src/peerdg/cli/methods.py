@@ -33,11 +33,11 @@ def methods(name: str | None = None, /, *, plugin: Plugin = None) -> None:
     if name in COMBINATIONS:
         made = COMBINATIONS[name]
         console.print(f"{name}: {made.summary}")
-        console.print(f"Made of {made.members} runs of {made.member} by peerdg bench.")
+        console.print(f"Combined from {made.members} runs of {made.member} by peerdg bench.")
         return
     rows, hints = [], get_type_hints(settings_of(name))
     for f in fields(settings_of(name)):
-        kinds = (hints[f.name], *get_args(hints[f.name]))  # of `Literal[...] | None`, its parts
+        kinds = (hints[f.name], *get_args(hints[f.name]))  # unpacks `Literal[...] | None`
         names = [str(name) for k in kinds if get_origin(k) is Literal for name in get_args(k)]
         choices = f" ({', '.join(names)})" if names else ""
         flag = f"--{name}.{f.name}".replace("_", "-")

@@ -28,10 +28,10 @@ def predict(
     quiet: Quiet = False,
     device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
-    """Predict class and probability of each image, as CSV, JSON or JSON lines.
+    """Predict the class and probability of each image, as CSV, JSON or JSON lines.
 
-    The row of an image that cannot be decoded has the reason in its last column. The command ends
-    with code 5 if none can be decoded. Rows go to FILE.partial until all are written.
+    If an image cannot be decoded, the last column of its row gives the reason. The command ends
+    with code 5 if none can be decoded. Rows are in FILE.partial until all are written.
 
     Example: `peerdg predict runs/first photos/ -o found.json --top 3`
 
@@ -42,7 +42,7 @@ def predict(
             Default: CSV on standard output.
         all_classes: Write the probability of every class.
         top: Number of most probable classes to write, in columns label_2, probability_2, ...
-        strict: End with code 5 if an image cannot be decoded. The rows are written anyway.
+        strict: End with code 5 if any image cannot be decoded. All rows are still written.
     """
     files = list(_files(images))
     total = len(files)
@@ -67,7 +67,7 @@ def predict(
                 if not quiet:
                     bar(writer.rows, total, "predicting")
         except KeyboardInterrupt as stop:
-            place = "" if output is None else f" The rows are in {partial_path(output)}."
+            place = "" if output is None else f" The rows so far are in {partial_path(output)}."
             message = f"Stopped after {writer.rows:,} of {total:,} images.{place}"
             raise Stopped(message, signal_number=signal.SIGINT) from stop
         finally:
@@ -90,13 +90,13 @@ class _TerminalRows(io.TextIOBase):
 
 
 def _files(images: tuple[Path, ...]) -> Iterator[Path]:
-    """List the given files and those in the given folders."""
+    """Yield the given files and all images in the given folders."""
     from peerdg.data.folder import image_files
 
     for path in images:
         if not path.is_dir() and not path.is_file():
-            raise DataError(f"No image {path}.", hint="Check the path.")
+            raise DataError(f"There is no image {path}.", hint="Check the path.")
         inside = list(image_files(path)) if path.is_dir() else [path]
         if not inside:
-            raise DataError(f"No images in {path}.")
+            raise DataError(f"There are no images in {path}.")
         yield from inside

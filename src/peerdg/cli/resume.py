@@ -20,15 +20,15 @@ def resume(
     quiet: Quiet = False,
     plugin: Plugin = None,
 ) -> None:
-    """Continue a run that was stopped or killed, with the same result as without interruption.
+    """Continue a run that was stopped or killed. The result is the same as without interruption.
 
     Example: `peerdg resume runs/first`
 
     Args:
-        run: Run folder. If it has only a `config.toml`, the run starts.
+        run: Run folder. If it only has a `config.toml`, the run is started.
         root: Folder with the data, if it was moved.
         device: auto, cpu, cuda, ...
-        threads: CPU threads.
+        threads: Number of CPU threads.
         accept_new_data: Start again if the data has changed.
         stop_after: Epoch after which to save and stop.
     """

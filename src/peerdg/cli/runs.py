@@ -19,9 +19,9 @@ def runs(
     Example: `peerdg runs runs/demo --compare`
 
     Args:
-        places: Run folders, folders that contain them, or folders with the records of a report.
+        places: Run folders, folders that contain them, or folders with a report's records.
         compare: Print a row per method: accuracy, fluctuation, model selection and costs.
-        report: Folder for a report: report.md, figures, tables and records.
+        report: Folder to write a report to: report.md, figures, tables and records.
         title: Title of the report.
     """
     from peerdg.report.compare import by_variant, require_comparable, variant_differences
@@ -32,7 +32,7 @@ def runs(
     results = collect_runs(places)
     if not results:
         where = ", ".join(map(str, places))
-        raise ConfigError(f"No run was found in {where}.", hint="Make one with `peerdg train`.")
+        raise ConfigError(f"No runs were found in {where}.", hint="Start one with `peerdg train`.")
     if not compare and report is None:
         console.print(runs_table(results))
         return

@@ -41,18 +41,18 @@ def train(
         accept_new_data: Continue the run, or replace it if the data has changed.
         overwrite: Replace the run in this folder.
         profile: Measure the time of each stage.
-        minutes: Time for the run. Epochs and k are chosen to fit.
+        minutes: Time budget. Epochs and k are chosen to fit it.
     """
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
-        raise ConfigError(f"{other} and --overwrite exclude each other.")
+        raise ConfigError(f"{other} and --overwrite cannot be used together.")
     config, choices = resolve_flags(data, options, file=file)
     chosen = merge(read_toml(file) if file else {}, options or {})
     if data is None and "benchmark" not in chosen:
         hint = "Name a folder of images or a data set, as in `peerdg train photos/`."
-        raise ConfigError("No data is given.", hint=hint)
+        raise ConfigError("No data was given.", hint=hint)
     lines = choices.explain(config.tables()) if choices and not quiet else []
-    if minutes is not None:  # it replaces these
+    if minutes is not None:  # drop lines that the time budget overrides
         period = f"{config.method}.{config.method_settings.period_option}"
         lines = [x for x in lines if not re.match(rf"--((pre)?train\.epochs|{period}) ", x)]
     if lines:
@@ -71,7 +71,7 @@ def train(
 def run_and_report(
     config: RunConfig, out: Path, existing: Existing, *, quiet: bool, **options: Any
 ) -> None:
-    """Train into `out` (see `start_run`), then print the accuracies and how to use the model."""
+    """Train in `out` (see `start_run`), then print accuracies and how to use the model."""
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.")
     from peerdg.run.run import start_run

@@ -1,7 +1,7 @@
-"""Unpack downloaded archives of a benchmark into the folder that its loader reads.
+"""Unpack a benchmark's downloaded archives into the folder that its loader reads.
 
-Archives are not trusted. Only regular files inside the target are extracted, with a limited total
-size, and only after all names have been checked.
+Archives are not trusted. Only regular files inside the target are extracted, up to a total size
+limit, and only after all names have been checked.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ MAX_FILES = 500_000
 def unpack(
     data: Benchmark, archives: Sequence[Path], root: Path, *, progress: Progress | None = None
 ) -> list[Path]:
-    """Extract all archives of a set into the new folder `root`, and return its domain folders.
+    """Extract all archives of a data set into the new folder `root`, and return its domain folders.
 
     Nothing is created if an archive is damaged or rejected, or if no domain is found.
     """
     published = data.resolve()
     if not isinstance(published, PublishedSet):
         raise ConfigError(
-            f"{data.name} is not made from archives.",
-            hint="Its files are read as they are published. `peerdg data verify` lists them.",
+            f"{data.name} has no archives to unpack.",
+            hint="Its files are read as published. `peerdg data verify` lists them.",
         )
     with writing(root):
         if root.exists() and any(root.iterdir()):
-            hint = "Give all archives at once, and a new folder as --root."
+            hint = "Give all archives in one command, and a new folder as --root."
             raise OutputError(f"{root} is not empty.", hint=hint)
     with replace_atomically(root) as staging:
         staging.mkdir()
@@ -49,9 +49,9 @@ def unpack(
             sort_terra(staging)
         if not published.find_domains(staging):
             raise DataError(
-                f"The archives have no folder of {data.name}'s domains "
+                f"The archives contain none of {data.name}'s domain folders "
                 f"({', '.join(data.domains)}).",
-                hint=f"The set is published at {data.obtain}",
+                hint=f"The data set is published at {data.obtain}",
             )
     return list(published.find_domains(root).values())
 
@@ -59,11 +59,11 @@ def unpack(
 def extract(archive: Path, target: Path, *, progress: Progress | None = None) -> None:
     """Extract a zip or tar file into the folder `target`.
 
-    Archives that are too large, or have links, devices or paths outside the target, raise a
+    Archives that are too large, or contain links, devices or paths outside the target, raise a
     `DamagedError` before anything is extracted.
     """
     if not archive.is_file():
-        raise DamagedError(f"There is no archive {archive}.")
+        raise DamagedError(f"The archive {archive} does not exist.")
     hint = "Download it again, or extract it yourself if you trust it."
     with reading(archive, hint=hint), contextlib.closing(_open(archive)) as opened:
         members = _checked(opened)
@@ -87,7 +87,7 @@ def _open(archive: Path) -> zipfile.ZipFile | tarfile.TarFile:
 
 
 def _checked(opened: zipfile.ZipFile | tarfile.TarFile) -> list[Any]:
-    """List the members. Reject special files, paths outside the target and large archives."""
+    """List the members. Reject special files, paths outside the target and oversized archives."""
     members: list[Any] = []
     total = 0
     for member in opened if isinstance(opened, tarfile.TarFile) else opened.infolist():
@@ -101,7 +101,7 @@ def _checked(opened: zipfile.ZipFile | tarfile.TarFile) -> list[Any]:
         if not is_plain:
             raise ValueError(f"'{name}' is a link or a special file")
         if path.is_absolute() or ".." in path.parts or ":" in name or "\0" in name:
-            raise ValueError(f"'{name}' leads out of the folder")
+            raise ValueError(f"'{name}' is outside the target folder")
         members.append(member)
         total += size
         if total > MAX_BYTES or len(members) > MAX_FILES:
@@ -110,11 +110,11 @@ def _checked(opened: zipfile.ZipFile | tarfile.TarFile) -> list[Any]:
 
 
 def sort_terra(root: Path) -> None:
-    """Sort the images of Terra Incognita's original release into folders of locations and classes.
+    """Sort the images of the original Terra Incognita release into `location/class` folders.
 
-    The release has an archive of images and one with a JSON file in COCO's camera trap format.
-    Locations and classes are DomainBed's. An image with animals of two classes is copied to both
-    folders, as in DomainBed. Without a JSON file, nothing is done.
+    The release has an archive of images and one with a JSON file in COCO Camera Traps format. Only
+    DomainBed's locations and classes are used. An image with animals of two classes is copied to
+    both folders, as in DomainBed. Does nothing if there is no JSON file.
     """
     labels = next(root.rglob("*.json"), None)
     if labels is None:
@@ -124,9 +124,9 @@ def sort_terra(root: Path) -> None:
     wanted = _terra_images(labels)
     if missing := [name for _, name, _ in wanted if name not in files]:
         raise DataError(
-            f"{len(missing):,} of {len(wanted):,} images that {labels.name} names are not in the "
-            f"archives, e.g. {missing[0]}.",
-            hint=f"Get both from {TERRA.info.obtain}",
+            f"{len(missing):,} of {len(wanted):,} images listed in {labels.name} are missing from "
+            f"the archives, e.g. {missing[0]}.",
+            hint=f"Get both archives from {TERRA.info.obtain}",
         )
     for location, name, label in wanted:
         folder = root / location / label
@@ -137,7 +137,7 @@ def sort_terra(root: Path) -> None:
 
 
 def _terra_images(labels: Path) -> list[tuple[str, str, str]]:
-    """Read location, file name and class of all annotations of DomainBed's selection."""
+    """Read the location, file name and class of each annotation in DomainBed's selection."""
     locations = {name.removeprefix("location_"): name for name in TERRA.info.domains}
     wanted = set()
     with reading(labels, hint=f"Get it from {TERRA.info.obtain}"):

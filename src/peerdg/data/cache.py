@@ -1,7 +1,7 @@
 """Cache of decoded images: a memory-mapped `.npy` file and a `.json` file per entry.
 
 Entry names contain a hash of everything the content depends on, so a changed file or recipe gets
-a new entry. Several processes may write the same entry, because files are renamed into place.
+a new entry. Several processes can write the same entry, because files are renamed into place.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _FORMAT = 3
 _ENTRY = re.compile(r"(.*)-[0-9a-f]{16}\.(npy|json)")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MAX_IN_MEMORY = 4 * 2**30
-_STALE_AFTER_SECONDS = 24 * 3600  # temporary files of killed processes
+_STALE_AFTER_SECONDS = 24 * 3600  # age at which temporary files are removed
 _ROWS_AT_ONCE = 16
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
@@ -53,7 +53,7 @@ def cached_images(name: str, key: Any, fill: Fill) -> CachedImages:
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:60]
         text = json.dumps([_FORMAT, key], default=str)
         path = folder / f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-        # A damaged entry may raise almost any type. It is made again.
+        # A damaged entry may raise almost any exception. It is then made again.
         with contextlib.suppress(Exception):
             return _read(path)
         try:
@@ -96,7 +96,7 @@ def cached_domain(name: str, key: Any, make: Callable[[], Domain]) -> Domain:
 
 
 def select_rows(domain: Domain, rows: Tensor, *, name: str | None = None) -> Domain:
-    """Select rows of a domain. A selection above `memory_budget()` becomes a cache entry."""
+    """Select rows of a domain. A selection larger than `memory_budget()` is stored in the cache."""
     if len(rows) * domain.images[0].numel() <= memory_budget():
         return domain.subset(rows, name=name)
 
@@ -120,21 +120,21 @@ def cache_folder() -> Path | None:
         return Path(shared) / "peerdg"
     try:
         return Path.home() / ".cache" / "peerdg"
-    except RuntimeError:  # a container's user without HOME and without an entry in passwd
+    except RuntimeError:  # e.g. a container user without HOME or a passwd entry
         return None
 
 
 def memory_budget() -> int:
     """Return the maximum size in bytes of a selection held in memory.
 
-    `$PEERDG_MEMORY_BUDGET` (bytes, or e.g. `8GB`), else 4 GiB or a quarter of the memory.
+    Set by `$PEERDG_MEMORY_BUDGET` (e.g. `8GB`). Default: 4 GiB, but at most a quarter of the RAM.
     """
     budget = os.environ.get("PEERDG_MEMORY_BUDGET", "").strip()
     if budget:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", budget, re.IGNORECASE)
         if match is None:
             hint = "Give bytes, or a size such as 8GB."
-            raise ConfigError(f"PEERDG_MEMORY_BUDGET is '{budget}'.", hint=hint)
+            raise ConfigError(f"PEERDG_MEMORY_BUDGET='{budget}' is invalid.", hint=hint)
         return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -144,7 +144,7 @@ def memory_budget() -> int:
 
 
 class CacheEntry(NamedTuple):
-    """Domain name, size in bytes and modification time of an entry."""
+    """A cache entry: domain name, size in bytes and modification time."""
 
     name: str
     size: int
@@ -165,7 +165,7 @@ def cache_entries(folder: Path) -> list[CacheEntry]:
 def clear_cache(folder: Path, name: str | None = None) -> None:
     """Remove the entries called `name`, or all entries.
 
-    Files whose names do not have the form of an entry are left alone.
+    Files that are not cache entries are left alone.
     """
     for path, own_name in _files(folder):
         if name in (None, own_name):
@@ -193,7 +193,7 @@ def _read(path: Path) -> CachedImages:
 
 
 def _map_file(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Map a new file as an array. Reserve its space, or a full disk would kill the process."""
+    """Memory-map a new file. Reserve its space first, or a full disk would kill the process."""
     images = np.lib.format.open_memmap(path, "w+", np.uint8, shape)
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
@@ -214,7 +214,7 @@ def _in_memory(fill: Fill) -> CachedImages:
 
 
 def _remove_temporary(folder: Path, age: float) -> None:
-    """Remove temporary files of killed processes after `age` seconds."""
+    """Remove temporary files of killed processes that are at least `age` seconds old."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{TEMPORARY}*"):
             if time.time() - path.stat().st_mtime >= age:

@@ -1,4 +1,4 @@
-"""Class names: order, matching by name, and class maps for targets with other names.
+"""Sort and match class names, and apply class maps to targets with different names.
 
 A class map is stored as strings such as `Dog=dog` (target=source), so that config files, flags
 and records share one form. This module does not import torch.
@@ -12,7 +12,7 @@ from peerdg.options import did_you_mean, nearest
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Sort names as numbers if all are numbers, else as text, independent of the locale."""
+    """Sort names as numbers if all are numbers, otherwise as text. The locale has no effect."""
     names = list(names)
     if names and all(name.isascii() and name.isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -26,7 +26,7 @@ def class_positions(
     name: str,
     class_map: Mapping[str, str] | None = None,
 ) -> list[int]:
-    """Return the index in `classes` of each of a domain's `own` class names, after mapping."""
+    """Return the index in `classes` of each class name in `own`, after applying `class_map`."""
     position = {known: index for index, known in enumerate(classes)}
     renamed = [(class_map or {}).get(label, label) for label in own]
     if extra := [label for label in renamed if label not in position]:
@@ -37,15 +37,15 @@ def class_positions(
         )
         example = next((f"{label}={guess}" for label, guess in near.items() if guess), "Dog=dog")
         raise DataError(
-            f"Domain '{name}' has {len(extra)} of {len(own)} classes that the source does not "
-            f"have: {guesses}.",
-            hint=f"Rename or remove these, or map them with --map {quote(example)}.",
+            f"{len(extra)} of {len(own)} classes of domain '{name}' do not exist in the source: "
+            f"{guesses}.",
+            hint=f"Rename or remove them, or map them with --map {quote(example)}.",
         )
     return [position[label] for label in renamed]
 
 
 def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
-    """Convert `{"Dog": "dog"}` to `["Dog=dog"]`. Raise if keys or values are not names."""
+    """Convert `{"Dog": "dog"}` to `["Dog=dog"]`. Raise an error if keys or values are not names."""
     if not isinstance(mapping, Mapping) or not all(
         isinstance(name, str) for pair in mapping.items() for name in pair
     ):
@@ -77,7 +77,7 @@ def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
 def check_class_map(
     mapping: Mapping[str, str], *, theirs: Iterable[str], ours: Sequence[str]
 ) -> None:
-    """Raise if a mapped class is in no target, or is mapped to a class that the model lacks."""
+    """Check that each mapped class occurs in a target and is mapped to a class of the model."""
     known = sorted(set(theirs))
     for theirs_name, ours_name in mapping.items():
         if theirs_name not in known:

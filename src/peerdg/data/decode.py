@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from peerdg.errors import DataError
 
-# Other formats of Pillow may start external programs (EPS).
+# For other formats, such as EPS, Pillow may start external programs.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 IMAGE_SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .dib .gif .tif .tiff .ppm .pgm .pbm .pnm"
@@ -26,14 +26,14 @@ IMAGE_SUFFIXES = frozenset(
 )  # fmt: skip
 MAX_PIXELS = 50_000_000
 MAX_SIDE = 32_767
-MAX_FILE_BYTES = 512 * 2**20  # more than 50 million pixels need in any format
+MAX_FILE_BYTES = 512 * 2**20  # enough for 50 million pixels in any format
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 class UnusableImage(DataError):
-    """An image that cannot be used. `reason` is the short form for lists of files."""
+    """An image that cannot be used. `reason` is a short message for lists of files."""
 
     def __init__(self, name: str, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"Cannot decode {name}: {reason}.", hint=hint)
@@ -50,7 +50,7 @@ def decode_image(
 
     Raises:
         UnusableImage: If the image cannot be read, is not one of `IMAGE_FORMATS`, is damaged, has
-            more than `max_pixels`, or has an unknown range of values.
+            more than `max_pixels`, or has an unknown value range.
     """
     name = name or (str(source) if isinstance(source, Path) else "the image")
     if isinstance(source, Image.Image):
@@ -66,9 +66,9 @@ def read_content(path: Path) -> bytes:
             raise UnusableImage(str(path), "it is not a file")
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise UnusableImage(str(path), f"it has {size / 2**20:,.0f} MB, too many for an image")
+            raise UnusableImage(str(path), f"its size of {size / 2**20:,.0f} MB is too large")
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+    except (OSError, ValueError) as error:  # ValueError: null byte in the name
         raise UnusableImage(str(path), getattr(error, "strerror", None) or str(error)) from error
 
 
@@ -85,25 +85,25 @@ def open_header(content: bytes, name: str) -> Image.Image:
         reason = "a HEIC or AVIF image" if is_phone_photo else "not an image in a known format"
         hint = f"Save it as JPEG or PNG. Known formats: {', '.join(IMAGE_FORMATS)}."
         raise UnusableImage(name, f"it is {reason}", hint=hint) from error
-    except Exception as error:  # a damaged header can raise almost any type
+    except Exception as error:  # a damaged header can raise almost anything
         raise _damaged(name, error) from error
 
 
 def to_pixels(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """Resize an RGB image to a square `[3, side, side]` with Pillow's antialiased filter."""
+    """Resize an RGB image to a square `[3, side, side]` with Pillow's bilinear filter."""
     if image.size != (side, side):
         image = image.resize((side, side), Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
 
 
 def cores() -> int:
-    """Return the number of processors available to this process."""
+    """Return the number of CPU cores available to this process."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
-    """Yield results in order. Only a few are computed ahead, to limit the memory."""
+    """Run `task` on items in threads, and yield results in order. Works only a few items ahead."""
     workers = cores()
     ahead: deque[Future[B]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -115,7 +115,7 @@ def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None
         while ahead:
             yield ahead.popleft().result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # Ctrl-C stops after a few images
+        pool.shutdown(wait=True, cancel_futures=True)  # Ctrl-C only waits for a few images
 
 
 def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
@@ -123,17 +123,17 @@ def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
     if width < 1 or height < 1:
         raise UnusableImage(name, f"it has {width} x {height} pixels")
     if width * height > max_pixels or max(width, height) > MAX_SIDE:
-        limit = f"{max_pixels / 1e6:g} million, or {MAX_SIDE:,} on a side"
+        limit = f"{max_pixels / 1e6:g} million, or {MAX_SIDE:,} per side"
         reason = f"it has {width} x {height} pixels, more than the limit of {limit}"
         raise UnusableImage(name, reason, hint="Scale it down first.")
-    # Pillow opens 16-bit PPM files as 32-bit integers, too.
+    # Mode "I" alone is not enough: Pillow also uses it for 16-bit PPM files.
     is_wide = image.mode == "F" or (image.mode == "I" and image.format == "TIFF")
     try:
         image.load()
         with contextlib.suppress(Exception):  # broken EXIF: keep the stored orientation
             if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
                 image = image.copy()
-                # In place, because this turns the pixels before it rewrites the EXIF data.
+                # In place, so that the pixels are rotated even if rewriting the EXIF data fails.
                 ImageOps.exif_transpose(image, in_place=True)
         if image.mode in ("F", "I") or image.mode.startswith("I;16"):
             image = _scale_16_bit(image, name, is_wide)
@@ -145,17 +145,17 @@ def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
         return image if image.mode == "RGB" else image.convert("RGB")
     except DataError:
         raise
-    except Exception as error:  # Pillow's decoders raise many types on damaged files
+    except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise _damaged(name, error) from error
 
 
 def _scale_16_bit(image: Image.Image, name: str, is_wide: bool) -> Image.Image:
-    """Scale 16-bit gray over its whole range. Pillow's own conversion clips at 255."""
+    """Scale 16-bit gray values to 0..255. Pillow's own conversion clips them at 255."""
     values = np.asarray(image)
     low, high = values.min(), values.max()
     if is_wide or low < 0 or high > 65_535:
         kind = "floats" if image.mode == "F" else "32-bit integers"
-        reason = f"its pixels are {kind} from {low} to {high}, and black and white are not known"
+        reason = f"its pixels are {kind} from {low} to {high}, so black and white are unknown"
         raise UnusableImage(name, reason, hint="Save it as an 8-bit or 16-bit image.")
     return Image.fromarray(((values.astype(np.uint32) * 255 + 32_767) // 65_535).astype(np.uint8))
 

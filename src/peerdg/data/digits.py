@@ -1,7 +1,7 @@
 """Digits: train on MNIST, test on SVHN, MNIST-M, SYN and USPS, from the published files.
 
-Any of the targets may be absent. `DigitsSettings` has an option for each point on which the
-literature differs. Decoded and resized domains are cached per setting. Pickles are never opened.
+Any target may be missing. `DigitsSettings` has an option wherever published protocols differ.
+Decoded and resized domains are cached per setting. Pickles are never loaded.
 """
 
 import bz2
@@ -27,7 +27,7 @@ Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]  # [n, h, w] or [n, h, w, 3
 
 _SIDE = 32
 _HOLDOUT = 2000
-_READERS_REVISION = 3  # increase when a reader's pixels change
+_READERS_REVISION = 3  # increase when a reader returns different pixels
 _MAX_UNPACKED = 2**30
 _INFO = BENCHMARKS["digits"]
 _FILTERS = {"lanczos": Image.Resampling.LANCZOS, "bilinear": Image.Resampling.BILINEAR}
@@ -40,11 +40,11 @@ def load(
     targets: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Splits:
-    """Load MNIST and the targets, by default all that are present."""
+    """Load MNIST and the targets (default: all targets that are present)."""
     if targets is None:
         targets = [name for name in _INFO.targets if _find(root, name, "test")]
     stop = settings.first + settings.train
-    # Load the few validation images first. They reveal settings that are too large.
+    # Load the small validation split first, to fail early if the settings are too large.
     if settings.validation == "mnist-test":
         validation = _domain("mnist", ["test"], root, settings)
     else:
@@ -64,7 +64,7 @@ def require_source(settings: DigitsSettings, root: Path) -> None:
 
 
 def verify(root: Path) -> list[DomainReport]:
-    """Read every set under `root`, and compare its size with the published size."""
+    """Read every data set under `root`, and compare its size with the published size."""
     reports = []
     for (domain, split), (expected, _, optional) in SPLITS.items():
         count, problems = None, []
@@ -72,7 +72,7 @@ def verify(root: Path) -> list[DomainReport]:
             if files := _find(root, domain, split):
                 count = len(_read(domain, files)[1])
                 if count != expected:
-                    problems.append(f"{count:,} images where {expected:,} are published.")
+                    problems.append(f"Found {count:,} images, expected {expected:,}.")
         except DataError as error:
             problems.append(error.message)
         obtain = SETS[domain].obtain
@@ -113,7 +113,7 @@ def _domain(
 
 
 def _stamp(path: Path) -> list[object]:
-    """Return path, size and modification time of a file, or of the files in a folder."""
+    """Return the path of a file or folder, and the size and modification time of each file."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     status = [file.stat() for file in files]
     return [str(path.resolve()), [(each.st_size, each.st_mtime_ns) for each in status]]
@@ -124,15 +124,15 @@ def _pick(rows: range, count: int, settings: DigitsSettings) -> NDArray[np.int64
     stop = settings.first + settings.train
     if stop > count or (rows.start == stop and settings.train + len(rows) > count):
         raise ConfigError(
-            f"MNIST has {count} images. {settings.first} to {stop - 1} are for training, and "
-            f"{_HOLDOUT:,} others for validation.",
+            f"MNIST has {count} images, too few to train on images {settings.first} to {stop - 1} "
+            f"and validate on {_HOLDOUT:,} others.",
             hint="Lower --digits.first or --digits.train, or set --digits.validation mnist-test.",
         )
     return np.arange(rows.start, rows.stop) % count
 
 
 def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
-    """Resize to [n, 32, 32, 3] with Pillow's filter of that name, on 8-bit values."""
+    """Resize 8-bit images to [n, 32, 32, 3] with the named Pillow filter."""
     if images.shape[1:3] != (_SIDE, _SIDE):
         pictures = (Image.fromarray(i).resize((_SIDE, _SIDE), _FILTERS[filter]) for i in images)
         images = np.stack([np.asarray(picture) for picture in pictures])
@@ -140,7 +140,7 @@ def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
 
 
 def _read_idx(images_file: Path, labels_file: Path) -> Digits:
-    """Read MNIST's format: a file of images and a file of labels, both plain or gzip."""
+    """Read MNIST: an image file and a label file, each plain or gzipped."""
     images = _read_idx_file(images_file, 16).reshape(-1, 28, 28)
     labels = _read_idx_file(labels_file, 8)
     return images, labels.astype(np.int64)
@@ -156,9 +156,9 @@ def _read_idx_file(path: Path, header: int) -> NDArray[np.uint8]:
 
 
 def _read_libsvm(path: Path) -> Digits:
-    """Read USPS, libsvm text in bzip2: labels 1..10 for 0..9, values -1..1, 16 x 16.
+    """Read USPS, bzip2-compressed libsvm text: 16 x 16 values in -1..1, labels 1..10 for 0..9.
 
-    The 8-bit values equal those of `torchvision.datasets.USPS`: float32, truncated.
+    The 8-bit values are computed as in `torchvision.datasets.USPS`: in float32, then truncated.
     """
     with bz2.open(path) as file:
         lines = file.read(_MAX_UNPACKED).splitlines()
@@ -174,7 +174,7 @@ def _read_libsvm(path: Path) -> Digits:
 
 
 def _read_mat(path: Path) -> Digits:
-    """Read SVHN's and SYN's format, MATLAB v5: `X` [32, 32, 3, n] and `y` [n, 1] with 10 for 0."""
+    """Read the MATLAB v5 files of SVHN and SYN: `X` [32, 32, 3, n], `y` [n, 1] with 10 for 0."""
     try:
         from scipy.io import loadmat
     except ImportError as error:
@@ -188,7 +188,7 @@ def _read_mat(path: Path) -> Digits:
 
 
 def _read_png_folder(list_file: Path, folder: Path) -> Digits:
-    """Read MNIST-M's format: a text file with lines `name label` and a folder of PNG files."""
+    """Read MNIST-M: a text file with lines `name label`, and a folder of PNG files."""
     lines = [line.split() for line in list_file.read_text("utf-8").splitlines()]
     if any(Path(name).name != name for name, _ in lines):
         raise ValueError("it names files outside the folder")
@@ -197,7 +197,7 @@ def _read_png_folder(list_file: Path, folder: Path) -> Digits:
 
 
 class DigitsSet(NamedTuple):
-    """Possible folders, reader, and origin with license of one set."""
+    """Possible folder names, reader function, and origin and license of a data set."""
 
     folders: tuple[str, ...]
     reader: Callable[..., Digits]
@@ -220,9 +220,9 @@ SETS = {
     "mnist-m": DigitsSet(
         ("mnist_m",),
         _read_png_folder,
-        "http://yaroslav.ganin.net/ (the release of PNG files, not the pickle): put mnist_m_test "
+        "http://yaroslav.ganin.net/ (the PNG release, not the pickle): put mnist_m_test "
         "and mnist_m_test_labels.txt in mnist_m. "
-        "License: not stated, made of MNIST and of photos for non-commercial research.",
+        "License: not stated. Made from MNIST and photos for non-commercial research.",
     ),
     "syn": DigitsSet(
         ("SYN", "SynthDigits"),
@@ -241,9 +241,9 @@ SETS = {
 
 
 class DigitsSplit(NamedTuple):
-    """One split of one set. Optional splits are needed only with non-default options."""
+    """A split of a data set. Optional splits are needed only with non-default options."""
 
-    expected: int  # published images
+    expected: int  # number of published images
     files: tuple[str, ...]
     optional: bool = False
 
@@ -265,13 +265,13 @@ SPLITS = {
 def _require(root: Path, name: str, split: str) -> list[Path]:
     files = _find(root, name, split)
     if not files:
-        message = f"{root} has no files of {name} ({split})."
+        message = f"{root} has no {name} files ({split})."
         raise DataError(message, hint=f"Get them from {SETS[name].obtain}")
     return files
 
 
 def _find(root: Path, name: str, split: str) -> list[Path]:
-    """Find the files of a split, plain or gzip. Empty if there are none."""
+    """Find the files of a split, plain or gzipped. Return an empty list if there are none."""
     places = [root]
     for folder in SETS[name].folders:
         if inner := find_entry(places, f"{folder}/"):
@@ -281,7 +281,7 @@ def _find(root: Path, name: str, split: str) -> list[Path]:
     files = [path for path in paths if path is not None]
     if files and None in paths:
         missing = wanted[paths.index(None)]
-        raise DataError(f"{files[0]} exists, but not {missing}.", hint=SETS[name].obtain)
+        raise DataError(f"{files[0]} exists, but {missing} is missing.", hint=SETS[name].obtain)
     return files
 
 
@@ -292,10 +292,10 @@ def _read(name: str, files: Sequence[Path]) -> Digits:
         if len(images) != len(labels) or not len(labels):
             raise ValueError(f"it has {len(images)} images and {len(labels)} labels")
         if labels.min() < 0 or labels.max() > 9:
-            raise ValueError(f"its labels run from {labels.min()} to {labels.max()}")
+            raise ValueError(f"its labels range from {labels.min()} to {labels.max()}")
     except (ConfigError, DataError):
         raise
-    except Exception as error:  # scipy and the decompressors raise many types
+    except Exception as error:  # scipy and the decompressors raise many kinds of errors
         reason = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"{files[0]} is damaged or has another format: {reason}.") from error
+        raise DataError(f"{files[0]} is damaged or has a different format: {reason}.") from error
     return images, labels

@@ -1,14 +1,14 @@
 """digits-mini: a small Digits benchmark made from data inside installed packages.
 
-The source has 4,000 real MNIST digits to train on and 1,000 to validate. The targets have 1,000
-images each: `street` stands for SVHN, `mnist-m` for MNIST-M, `syn` for SYN, `uci` for USPS.
+The source has 4,000 real MNIST digits for training and 1,000 for validation. Each target has 1,000
+images: `street` stands in for SVHN, `mnist-m` for MNIST-M, `syn` for SYN, and `uci` for USPS.
 
 `mnist-m` uses the 1,000 validation digits, because training digits must not appear in a target.
-All classes have the same number of images in every part. The content depends on fixed seeds and on
-the package versions, which are part of the cache key.
+Classes are balanced in every split. The images depend on fixed seeds and on the package versions,
+which are part of the cache key.
 
-Package files are read by their path. Importing the packages is slower, and scikit-image's loader
-would try to download missing photos.
+Package files are read directly by path. Importing the packages would be slower, and scikit-image's
+loader would try to download missing photos.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _RECIPE = 1  # increase when any image changes
 _TRAIN, _VALIDATION, _TARGET = 4000, 1000, 1000
 _INFO = BENCHMARKS["digits-mini"]
 
-# Photos in the scikit-image and scikit-learn wheels, with licenses that allow modified copies.
+# Photos in the scikit-image and scikit-learn wheels whose licenses allow modified copies.
 _SKIMAGE_PHOTOS = (
     "astronaut.png brick.png chelsea.png coffee.png grass.png gravel.png hubble_deep_field.jpg "
     "ihc.png motorcycle_left.png retina.jpg rocket.jpg"
@@ -70,7 +70,7 @@ def load(
     targets: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Splits:
-    """Load source and targets. They are made on first use and cached.
+    """Load the source and the targets, which are made on first use and then cached.
 
     Smaller training sets are subsets of larger ones. `root` and `progress` are not used.
     """
@@ -83,7 +83,7 @@ def load(
 
 
 def verify(root: Path | None = None) -> list[DomainReport]:
-    """Report on each domain, and make those that are not cached."""
+    """Report on each domain. Domains that are not in the cache are made first."""
     expected = {name: _TARGET for name in _INFO.targets} | {"mnist": _TRAIN + _VALIDATION}
     return [
         DomainReport(name, "all", expected[name], len(_domain(name)), (), _INFO.obtain)
@@ -127,13 +127,13 @@ def _make(name: str) -> Digits:
 
 
 def _balanced_order(labels: NDArray[np.int64], rng: Rng, *, per_class: int) -> NDArray[np.int64]:
-    """Shuffle indices with alternating classes, so that every prefix is balanced."""
+    """Shuffle the indices and alternate the classes, so that every prefix is balanced."""
     turns = [rng.permutation(np.flatnonzero(labels == digit))[:per_class] for digit in range(10)]
     return np.stack(turns, axis=1).ravel()
 
 
 def _enlarge(digits: Pixels) -> Pixels:
-    """Resize gray digits to 32 x 32 and repeat the gray in three channels."""
+    """Resize gray digits to 32 x 32, and repeat them in three channels."""
     size = (DIGIT_SIDE, DIGIT_SIDE)
     images = [Image.fromarray(digit).resize(size, Image.Resampling.LANCZOS) for digit in digits]
     return np.repeat(np.stack([np.asarray(image) for image in images])[..., None], 3, axis=3)
@@ -159,7 +159,7 @@ def uci_digits() -> Digits:
 
 
 def load_photos() -> Photos:
-    """Read RGB photos of at least 300 pixels."""
+    """Read RGB photos that are at least 300 pixels wide and high."""
     files = [_file("skimage", f"data/{name}") for name in _SKIMAGE_PHOTOS]
     files += [_file("sklearn", f"datasets/images/{name}") for name in _SKLEARN_PHOTOS]
     return [decode_image(file) for file in files]
@@ -184,8 +184,8 @@ def _file(package: str, path: str) -> Path:
     return file
 
 
-# Digits are drawn at twice the final size and then reduced, which smooths them as a camera does.
-# Each recipe keeps a minimum difference in brightness or color between the digit and its
+# Digits are drawn at twice the final size and then reduced, which smooths them like a camera.
+# Each recipe ensures a minimum difference in brightness or color between the digit and its
 # background, so that every digit is readable.
 
 
@@ -212,7 +212,7 @@ def street_digit(digit: int, rng: Rng, photos: Photos, fonts: list[Path]) -> Pix
 
 
 def synthetic_digit(digit: int, rng: Rng, fonts: list[Path]) -> Pixels:
-    """Draw a printed digit of any size, color and tilt on a plain color, some with neighbors."""
+    """Draw a printed digit of random size, color and tilt on a plain color, some with neighbors."""
     paper = rng.uniform(0, 255, 3)
     ink = _ink(paper, rng, least=70, most=230)
     height = rng.uniform(34, 56)
@@ -230,11 +230,11 @@ def synthetic_digit(digit: int, rng: Rng, fonts: list[Path]) -> Pixels:
 
 
 def digit_on_photo(digit: Pixels, rng: Rng, photos: Photos) -> Pixels:
-    """Take the absolute difference of a photo patch and a written digit, per channel.
+    """Compute the absolute difference between a photo patch and a handwritten digit, per channel.
 
     This is the recipe of MNIST-M: Ganin and Lempitsky, "Unsupervised Domain Adaptation by
-    Backpropagation", ICML 2015, https://arxiv.org/abs/1409.7495. Patches are drawn until the digit
-    stands out. It would vanish on middle gray or strong texture.
+    Backpropagation", ICML 2015, https://arxiv.org/abs/1409.7495. New patches are drawn until the
+    digit stands out, because it would vanish on medium gray or strong texture.
     """
     stroke, ground = digit > 127, digit < 32
     while True:
@@ -245,7 +245,7 @@ def digit_on_photo(digit: Pixels, rng: Rng, photos: Photos) -> Pixels:
 
 
 def _stands_out(stroke: Pixels, ground: Pixels) -> bool:
-    """Return whether the mean colors differ and nearly every pixel is closer to its own."""
+    """Return whether the mean colors differ and nearly every pixel is closer to its own mean."""
     ends = stroke.mean(axis=0), ground.mean(axis=0)
     direction = ends[0] - ends[1]
     middle = (ends[0] + ends[1]) @ direction / 2
@@ -263,7 +263,7 @@ def _print(
     neighbors: tuple[str, str],
     gap: float,
 ) -> Values:
-    """Draw a digit and its neighbors. Return the share of ink in each pixel, [h, w, 1]."""
+    """Draw a digit and its neighbors. Return the fraction of ink in each pixel, [h, w, 1]."""
     text = str(digit)
     _, top, _, bottom = ImageFont.truetype(font_file, 100).getbbox(text)
     font = ImageFont.truetype(font_file, round(100 * height / (bottom - top)))
@@ -294,7 +294,7 @@ def _patch(photos: Photos, rng: Rng, side: int, extent: tuple[int, int]) -> Imag
 
 
 def _ink(paper: Values, rng: Rng, *, least: float, most: float) -> Values:
-    """Draw a color whose luminance differs from that of `paper` by `least` to `most`."""
+    """Draw a random color whose luminance differs from the paper's by `least` to `most`."""
     while True:
         ink = rng.uniform(0, 255, 3)
         if least < abs(float((ink - paper) @ _LUMINANCE)) < most:
@@ -302,7 +302,7 @@ def _ink(paper: Values, rng: Rng, *, least: float, most: float) -> Values:
 
 
 def _light(rng: Rng, *, strength: float) -> Values:
-    """Make a linear brightness gradient in a random direction, 1 in the center."""
+    """Make a linear brightness gradient in a random direction. It is 1 in the center."""
     angle = rng.uniform(0, 2 * np.pi)
     y, x = np.mgrid[-1 : 1 : _CANVAS * 1j, -1 : 1 : _CANVAS * 1j]
     slope = np.asarray(np.cos(angle) * x + np.sin(angle) * y)

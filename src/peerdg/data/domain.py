@@ -20,8 +20,8 @@ from peerdg.errors import DataError
 from peerdg.terminal import visible
 
 _HASH_BLOCK = 2**24
-_GAP, _TITLE, _HEADER = 2, 30, 16  # pixels of a contact sheet
-_MAX_COLUMNS = 100  # viewers cannot open a sheet of thousands of classes
+_GAP, _TITLE, _HEADER = 2, 30, 16  # contact sheet layout in pixels
+_MAX_COLUMNS = 100  # image viewers cannot open thousands of columns
 
 
 class BadImage(NamedTuple):
@@ -38,10 +38,10 @@ class Domain:
     Args:
         name: Name in tables and records, e.g. `"sketch"`.
         classes: Class names that `labels` index into.
-        images: RGB images of one size.
+        images: RGB images, all of the same size.
         labels: Class index of each image.
-        paths: File of each image, if any.
-        hashes: SHA-256 of each file.
+        paths: Path of each image file, if any.
+        hashes: SHA-256 of each image file, if any.
         skipped: Files left out because they cannot be decoded.
     """
 
@@ -57,21 +57,21 @@ class Domain:
         images, labels = self.images, self.labels
         problem = hint = None
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            actual = f"{images.dtype} {tuple(images.shape)}"
-            problem = f"its images are {actual}, expected uint8 [N, 3, H, W]"
-            hint = "Convert to RGB and to the range 0..255 before making a Domain."
+            actual = f"{images.dtype} of shape {tuple(images.shape)}"
+            problem = f"expected uint8 images of shape [N, 3, H, W], got {actual}"
+            hint = "Convert to RGB and to the range 0..255 before creating a Domain."
         elif len(images) == 0:
             problem = "it has no images"
         elif labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            problem = f"its labels are {labels.dtype} {tuple(labels.shape)} for "
-            problem += f"{len(images)} images, expected int64 [{len(images)}]"
+            problem = f"expected int64 labels of shape [{len(images)}], "
+            problem += f"got {labels.dtype} of shape {tuple(labels.shape)}"
         elif len(set(self.classes)) != len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
-            problem = f"it names the class '{twice}' twice"
+            problem = f"the class '{twice}' is listed twice"
         elif labels.min() < 0 or labels.max() >= len(self.classes):
-            problem = f"its labels run from {int(labels.min())} to {int(labels.max())}, "
+            problem = f"its labels range from {int(labels.min())} to {int(labels.max())}, "
             problem += f"but there are {len(self.classes)} classes"
-            hint = "Labels count from 0. Some published lists count from 1."
+            hint = "Labels start at 0. Some published lists start at 1."
         for values in (self.paths, self.hashes):
             if values is not None and len(values) != len(images):
                 problem = f"it has {len(values)} paths or hashes for {len(images)} images"
@@ -88,7 +88,7 @@ class Domain:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of class names, labels and pixels, without the domain's name."""
+        """SHA-256 of class names, labels and pixels, independent of the domain's name."""
         whole = hashlib.sha256(repr((self.classes, tuple(self.images.shape))).encode())
         whole.update(self.labels.contiguous().numpy().data)
         whole.update(self.images_digest.encode())
@@ -109,7 +109,7 @@ class Domain:
             return tuple(pool.map(pixel_hash, self.images.numpy()))
 
     def with_digest(self, known: str) -> "Domain":
-        """Set the known `images_digest`. Computing it would read every byte."""
+        """Set an already known `images_digest`. Computing it would read every byte."""
         self.__dict__["images_digest"] = known
         return self
 
@@ -130,7 +130,7 @@ class Domain:
     def with_classes(
         self, classes: tuple[str, ...], class_map: Mapping[str, str] | None = None
     ) -> "Domain":
-        """Relabel the images with indices into `classes`, matched by name after `class_map`."""
+        """Relabel images with indices into `classes`, matching names after applying `class_map`."""
         if self.classes == classes and not class_map:
             return self
         position = class_positions(self.classes, classes, name=self.name, class_map=class_map)

@@ -1,4 +1,4 @@
-"""Find the images of a folder (`root/class/*.jpg`, `root/domain/class/*.jpg`) or a list file.
+"""Find the images in a folder (`root/class/*.jpg`, `root/domain/class/*.jpg`) or a list file.
 
 A list is a CSV, JSON, JSON lines or Parquet file. Images are not decoded here.
 """
@@ -24,21 +24,21 @@ from peerdg.terminal import one_line, storable
 
 FolderLayout = Literal["auto", "classes", "domains"]
 Split = Literal["train", "validation", "test"]
-# Common names of splits, in folder names and lists.
+# Common split names, in folder names and lists.
 SPLIT_NAMES: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "crossval"), "validation"),
     **dict.fromkeys(("test", "testing", "eval"), "test"),
 }
-# Files and folders created by operating systems. They are skipped, as are hidden ones.
+# Files and folders created by operating systems. They are skipped, like hidden ones.
 SYSTEM_NAMES = frozenset(
     "thumbs.db|ehthumbs.db|desktop.ini|icon\r|__macosx|@eadir|$recycle.bin|"
     "system volume information|lost+found|__pycache__".split("|")
 )
-_STRAY_SHARE = 0.1  # fewer images next to class folders are taken for a mistake
+_STRAY_SHARE = 0.1  # fraction of images directly in top-level folders that makes these classes
 _EXAMPLES = 5
 LIST_SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".tsv")
-# Accepted names of each column, in any case.
+# Accepted names of each column, in upper or lower case.
 COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img"),
     "label": ("label", "class", "target", "category", "class_name", "y"),
@@ -46,7 +46,7 @@ COLUMNS = {
     "split": ("split", "part", "subset", "fold"),
 }
 MAX_BYTES = 256 * 2**20
-MAX_MISSING = 1000  # files of a list
+MAX_MISSING = 1000  # stop reading a list after this many missing files
 
 _Rows = Iterable[tuple[int, Mapping[str, Any]]]  # line number and values
 
@@ -63,7 +63,7 @@ class ListedImage(NamedTuple):
 class Problem(NamedTuple):
     """A problem with the files, and a remedy.
 
-    Files with an `"error"` cannot be used. With `"training"` they can only be tested on. A `"note"`
+    An `"error"` makes the files unusable, `"training"` allows only testing on them, and a `"note"`
     does not restrict their use.
     """
 
@@ -93,7 +93,7 @@ class Listing:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Splits that the user made, if any."""
+        """Splits that the user defined, if any."""
         used = {item.split for item in self.items}
         return tuple(split for split in ("train", "validation", "test") if split in used)
 
@@ -109,13 +109,13 @@ class Listing:
     def files(
         self, classes: Sequence[str], *, name: str, class_map: Mapping[str, str] | None = None
     ) -> list[ImageFile]:
-        """Label the images with indices into `classes`, matched by name after `class_map`."""
+        """Label images with indices into `classes`, matching names after applying `class_map`."""
         positions = class_positions(self.classes, classes, name=name, class_map=class_map)
         index = dict(zip(self.classes, positions, strict=True))
         return [ImageFile(item.path, index[item.label]) for item in self.items]
 
     def require(self, *, training: bool) -> "Listing":
-        """Return this listing, or raise a `DataError` with all problems that forbid its use."""
+        """Return this listing, or raise a `DataError` with all problems that prevent its use."""
         forbidden = {"error", "training"} if training else {"error"}
         problems = [problem for problem in self.problems if problem.severity in forbidden]
         if not problems:
@@ -135,13 +135,13 @@ class Listing:
             folded.setdefault(name.casefold(), []).append(f"'{name}'")
         if alike := [" and ".join(names) for names in folded.values() if len(names) > 1]:
             message = f"{self.origin} has classes that differ only in case: {', '.join(alike)}."
-            problems.append(Problem("error", message, "Merge them, or give them other names."))
+            problems.append(Problem("error", message, "Merge them, or give them different names."))
         if len(counts) == 1:
-            message = f"{self.origin} has one class ('{next(iter(counts))}')."
+            message = f"{self.origin} has only one class ('{next(iter(counts))}')."
             remedy = "A classifier needs at least two, e.g. photos/cat and photos/dog."
             problems.append(Problem("training", message, remedy))
         if single := in_order({name for name, count in counts.items() if count == 1}):
-            message = f"{self.origin} has classes with one image only: {examples(single)}."
+            message = f"{self.origin} has classes with only one image: {examples(single)}."
             remedy = "Add images, so that one can be held out for validation, or remove the class."
             problems.append(Problem("training", message, remedy))
         return problems
@@ -150,7 +150,7 @@ class Listing:
 def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
     """List the images under `root` with their classes and, if any, domains or splits.
 
-    `layout` is the meaning of the first level of folders. `"auto"` detects it.
+    `layout` tells whether top-level folders are classes or domains. `"auto"` detects it.
     """
     tree = _walk(root)
     if not tree.images:
@@ -158,11 +158,11 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
         others = ", ".join(f"{n} x {kind or 'no suffix'}" for kind, n in kinds.most_common(4))
         raise DataError(
             f"There are no images in {root}" + (f" (other files: {others})." if others else "."),
-            hint=f"Known types: {' '.join(sorted(IMAGE_SUFFIXES))}.",
+            hint=f"Supported types: {' '.join(sorted(IMAGE_SUFFIXES))}.",
         )
     if not any(parts for parts, _ in tree.images):
         raise DataError(
-            f"The images are directly in {root}, without a class.",
+            f"The images are directly in {root}, not in class folders.",
             hint="Put the images of each class in a separate folder, or give a list (CSV).",
         )
     depth = 1 if _first_level(root, tree, layout) == "classes" else 2
@@ -176,18 +176,18 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
     problems = []
     for level, kind in [(depth, "class"), (1, "domain")][:depth]:
         full = {parts[level - 1] for parts, _ in tree.images if len(parts) >= depth}
-        if len({*map(readable, full)}) < len(full):  # one composes é, the other does not
-            message = f"{root} has {kind} folders with the same name. They are taken as one."
+        if len({*map(readable, full)}) < len(full):  # e.g. é as one or as two code points
+            message = f"{root} has {kind} folders with the same name. They are merged."
             problems.append(Problem("note", message, "Rename them if they differ."))
         if empty := sorted({p[level - 1] for p in tree.folders if len(p) == level} - full):
-            message = f"There are no images in the {kind} {examples(empty)} of {root}."
-            problems.append(Problem("training", message, "Add images, or remove the folder."))
+            message = f"{root} has {kind} folders without images: {examples(empty)}."
+            problems.append(Problem("training", message, "Add images, or remove the folders."))
     if tree.unreadable:
         message = f"Folders in {root} cannot be read: {examples(tree.unreadable)}."
         problems.append(Problem("error", message, "Change their permissions."))
     if misplaced:
         message = f"{len(misplaced)} images are not in a class folder: {examples(misplaced)}."
-        problems.append(Problem("note", message, "They are ignored. Move them if they matter."))
+        problems.append(Problem("note", message, "They are ignored. Move them into class folders."))
     ignored = sorted(map(readable, tree.ignored))
     listing = Listing(root, tuple(items), root, tuple(ignored), tuple(problems))
     splits = {domain: SPLIT_NAMES.get(domain.lower()) for domain in listing.domains}
@@ -198,7 +198,7 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """List the image files at any depth, in the order of `list_folder`."""
+    """List the image files at any depth, in the same order as `list_folder`."""
     tree = _walk(folder)
     for name in tree.unreadable:
         warnings.warn(f"The folder {name} cannot be read.", PeerdgWarning, stacklevel=2)
@@ -208,20 +208,20 @@ def image_files(folder: Path) -> list[Path]:
 def readable(name: str) -> str:
     """Convert a file name to text that any record can store.
 
-    Characters are composed, because some systems store ü as one character and some as two.
+    Characters are composed, because some systems store ü as one character and others as two.
     """
     return unicodedata.normalize("NFC", storable(name))
 
 
 def examples(names: Sequence[str]) -> str:
-    """Join the first names for a message, and count the rest."""
+    """Join the first few names for a message, and count the rest."""
     more = f" and {len(names) - _EXAMPLES:,} more" if len(names) > _EXAMPLES else ""
     return ", ".join(names[:_EXAMPLES]) + more
 
 
 @dataclass
 class _Tree:
-    """Files and folders below a root. Folders are given as tuples of names, relative to it."""
+    """Files and folders below a root. Folders are tuples of names, relative to the root."""
 
     images: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
     folders: list[tuple[str, ...]] = field(default_factory=list)
@@ -230,7 +230,7 @@ class _Tree:
 
 
 def _walk(root: Path) -> _Tree:
-    """List all files below `root`. Links are followed once per target, and not to a parent."""
+    """List all files below `root`. Each linked folder is followed once, unless it is a parent."""
     tree = _Tree()
     followed: set[str] = set()
 
@@ -285,19 +285,19 @@ def _first_level(root: Path, tree: _Tree, layout: FolderLayout) -> Literal["clas
     if not direct and repeated >= 0.5:
         return "domains"
     raise DataError(
-        f"{root} can be read in two ways: classes {examples(tops)} with folders inside, "
-        f"or domains {examples(tops)} with classes {examples(in_order(names))}.",
+        f"{root} can be read in two ways: as classes {examples(tops)} with subfolders, "
+        f"or as domains {examples(tops)} with classes {examples(in_order(names))}.",
         hint="Choose --own-data.layout classes or --own-data.layout domains.",
     )
 
 
 def find_images(path: Path, *, layout: FolderLayout = "auto") -> Listing:
-    """List the images of a folder or a list file, with all problems."""
+    """List the images in a folder or list file, with all problems."""
     path = path.expanduser()
     if path.is_dir():
         return list_folder(path, layout=layout)
     if not path.exists():
-        raise DataError(f"There is no folder or list {path}.", hint="Check the path.")
+        raise DataError(f"The folder or list {path} does not exist.", hint="Check the path.")
     return read_list(path)
 
 
@@ -330,7 +330,7 @@ def _read_text(kind: str, content: bytes) -> _Rows:
     text = content.decode("utf-8-sig")
     if kind in (".csv", ".tsv"):
         header = text.partition("\n")[0]
-        delimiter = max("\t;,", key=header.count)  # the comma wins a tie
+        delimiter = max("\t;,", key=header.count)  # on a tie, the first of these
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         return ((reader.line_num, values) for values in reader)
     if kind == ".json":
@@ -368,7 +368,7 @@ def _read_parquet(file: Path) -> _Rows:
 
 
 def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
-    """Find the column for each meaning, e.g. `path`."""
+    """Map each meaning, e.g. `path`, to its column in the file."""
     names = {name.strip().lower(): name for name in header if name is not None}
     columns = {}
     for meaning, known in COLUMNS.items():
@@ -384,14 +384,14 @@ def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
 
 
 def _read_rows(file: Path, rows: _Rows) -> dict[int, ListedImage]:
-    """Read the images by line number. Raise on missing values and duplicate files."""
+    """Read the images by line number. Raise an error on missing values and duplicate files."""
     items: dict[int, ListedImage] = {}
     missing: list[str] = []
     first: dict[str, int] = {}
     columns: dict[str, str] = {}
     for number, values in rows:
         if not isinstance(values, Mapping) or None in values:
-            raise ValueError(f"line {number}: the values do not fit the columns")
+            raise ValueError(f"line {number}: the values do not match the columns")
         columns = columns or _columns(file, list(values))
         texts = {meaning: _text(values.get(column)) for meaning, column in columns.items()}
         for meaning in ("path", "label"):
@@ -409,7 +409,7 @@ def _read_rows(file: Path, rows: _Rows) -> dict[int, ListedImage]:
         items[number] = ListedImage(Path(path), label, domain, SPLIT_NAMES.get(split))
         if not os.path.isfile(path):
             missing.append(f"{readable(path):.200} (line {number})")
-        if len(missing) == MAX_MISSING:  # Do not look for the other files of a huge list.
+        if len(missing) == MAX_MISSING:  # Do not check the rest of a huge list.
             break
     if missing:
         raise DataError(
@@ -421,11 +421,11 @@ def _read_rows(file: Path, rows: _Rows) -> dict[int, ListedImage]:
 
 
 def _text(value: Any) -> str:
-    """Convert a value to text. Missing values become empty."""
-    if value is None or value != value:  # NaN is how pandas writes a missing value
+    """Convert a value to text. A missing value becomes an empty string."""
+    if value is None or value != value:  # pandas stores missing values as NaN
         return ""
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # pandas makes floats of whole numbers
+        value = int(value)  # pandas may store integers as floats
     if not isinstance(value, str | int | float):
         raise ValueError(f"a value is a {type(value).__name__}, not text")
     return str(value).strip()

@@ -36,12 +36,12 @@ def load(
 ) -> Splits:
     """Load training and validation images from the folder or list `root`, and the targets.
 
-    Targets are folders, lists, or names of other domains of `root`. None takes all other domains of
-    `root` and its test split, if any.
+    Targets are folders, lists, or names of other domains in `root`. The default is all other
+    domains in `root`, and its test split if there is one.
     """
     if root is None:
         raise ConfigError(
-            "This run was trained on data in memory.",
+            "This run was trained on data in memory, which is not stored.",
             hint="Continue it from Python: peerdg.fit(splits, out=..., existing='resume').",
         )
     listing = find_images(root, layout=settings.layout)
@@ -64,8 +64,8 @@ def load(
     duplicates = find_duplicates(splits.parts)
     if crossing := [pair for pair in duplicates if pair[0].part != pair[1].part]:
         warnings.warn(
-            f"{len(crossing):,} images are in two parts of the data: "
-            f"{describe_duplicates(crossing)}. Accuracy on them does not show generalization.",
+            f"{len(crossing):,} images occur in two parts of the data: "
+            f"{describe_duplicates(crossing)}. Accuracy on them does not measure generalization.",
             PeerdgWarning,
             stacklevel=3,
         )
@@ -85,8 +85,8 @@ def read_targets(
     Args:
         paths: Folders and lists.
         classes: Class names of the model.
-        settings: Options for reading. `size` should be the model's.
-        also_known: Class names of other data that the class map applies to.
+        settings: Options for reading. `size` should match the model.
+        also_known: Class names in other data that the class map also applies to.
         progress: Progress callback.
     """
     parts = _targets(paths, {}, settings.layout)
@@ -98,7 +98,7 @@ def read_targets(
 def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
     """Return the number of training images under `root` and the median of their shorter sides.
 
-    Reads a few image headers and decodes no image.
+    Reads only a few image headers, and decodes no image.
     """
     listing = find_images(root, layout=settings.layout)
     source = _source(listing, settings, root).require(training=True)
@@ -113,10 +113,10 @@ def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
 def check_folders(
     paths: Sequence[Path], *, progress: Progress | None = None
 ) -> tuple[dict[str, Domain], list[Problem]]:
-    """Decode all images of some folders or lists, and compare them with each other.
+    """Decode all images in the given folders or lists, and find duplicates among them.
 
     Returns:
-        The usable images of each domain or split, and all problems, errors first.
+        The usable images of each domain or split, and all problems, with notes last.
     """
     parts: dict[str, Domain] = {}
     problems: list[Problem] = []
@@ -124,7 +124,7 @@ def check_folders(
         listing = find_images(path)
         problems += listing.problems
         if listing.ignored:
-            message = f"{len(listing.ignored):,} files of {path} are ignored"
+            message = f"{len(listing.ignored):,} files in {path} are ignored"
             remedy = "Save them as JPEG or PNG if they are images."
             problems.append(Problem("note", f"{message}: {examples(listing.ignored)}.", remedy))
         inside = {name: listing.part(domain=name) for name in listing.domains}
@@ -140,13 +140,13 @@ def check_folders(
             problems.append(Problem("error", message, SKIP_HINT))
     if duplicates := find_duplicates(parts):
         message = f"{len(duplicates):,} images are duplicates: {describe_duplicates(duplicates)}."
-        remedy = "Keep one of each, or the accuracy may be too high."
+        remedy = "Keep one copy of each, or the measured accuracy may be too high."
         problems.append(Problem("note", message, remedy))
     return parts, sorted(problems, key=lambda problem: problem.severity == "note")
 
 
 class Occurrence(NamedTuple):
-    """Part of the data that contains an image, and its path there."""
+    """The part of the data that contains an image, and the image's path there."""
 
     part: str
     path: str
@@ -165,18 +165,18 @@ def find_duplicates(parts: Mapping[str, Domain]) -> list[tuple[Occurrence, Occur
 
 
 def describe_duplicates(duplicates: Sequence[tuple[Occurrence, Occurrence]]) -> str:
-    """Format the first pairs for a message, and count the rest."""
+    """Format the first few pairs for a message, and count the rest."""
     return examples([" = ".join(f"{o.part}: {o.path}" for o in pair) for pair in duplicates])
 
 
 def _source(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
-    """Choose the images of the domain to train on."""
+    """Select the images of the domain to train on."""
     domains = listing.domains
     if settings.domain is None:
         if len(domains) > 1:
             raise ConfigError(
                 f"{root} has {len(domains)} domains: {', '.join(domains)}.",
-                hint=f"Choose the one to learn on, e.g. --own-data.domain {quote(domains[0])}.",
+                hint=f"Choose the one to train on, e.g. --own-data.domain {quote(domains[0])}.",
             )
         return listing
     by_name = {domain.casefold(): domain for domain in domains}
@@ -189,7 +189,7 @@ def _source(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
 def _targets(
     targets: Sequence[str], others: Mapping[str, Listing], layout: FolderLayout
 ) -> dict[str, Listing]:
-    """List the images of each target by name. Targets are names of `others` or paths."""
+    """List the images of each target by name. A target is a path or a name in `others`."""
     parts: dict[str, Listing] = {}
     by_name = {name.casefold(): name for name in others}
     for target in targets:
@@ -199,7 +199,7 @@ def _targets(
             parts[name] = others[name]
             continue
         if not path.exists():
-            message = f"The target '{target}' is neither a path nor a domain."
+            message = f"The target '{target}' is neither an existing path nor a domain."
             if guess := nearest(target, list(others)):
                 raise ConfigError(message, hint=f"Did you mean '{guess}'?")
             known = f" Domains: {', '.join(others)}." if others else ""
@@ -231,10 +231,7 @@ def _class_map(
 
 
 def _train_and_validation(
-    source: Listing,
-    settings: OwnDataSettings,
-    classes: tuple[str, ...],
-    progress: Progress | None,
+    source: Listing, settings: OwnDataSettings, classes: tuple[str, ...], progress: Progress | None
 ) -> tuple[Domain, Domain | None]:
     name = source.domains[0] if source.domains else _stem(source.root)
     validation = source.part(split="validation") if "validation" in source.splits else None

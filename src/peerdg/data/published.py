@@ -1,6 +1,6 @@
-"""Published sets of image folders: PACS, Office-Home, VLCS and Terra Incognita.
+"""Published data sets in image folders: PACS, Office-Home, VLCS and Terra Incognita.
 
-Each `PublishedSet` finds its images and chooses the rows of a domain for training, validation and
+Each `PublishedSet` finds its images and selects rows of a domain for training, validation and
 testing. Names are compared without case and separators: `Real World`, `real_world` and `RealWorld`
 are the same domain.
 """
@@ -41,7 +41,7 @@ class DomainFiles(NamedTuple):
     """Files of one domain, sorted by class and name, and problems with them."""
 
     name: str
-    position: int  # index in the sorted names of all domains
+    position: int  # index among the sorted names of all domains
     folder: Path
     items: Sequence[ImageFile]
     problems: Sequence[str]
@@ -51,11 +51,11 @@ class DomainFiles(NamedTuple):
         return range(len(self.items))
 
     def random(self, seed: int, *, fraction: float = 0.2) -> tuple[list[int], list[int]]:
-        """Draw the rows to keep and to hold out, in ascending order, as DomainBed does.
+        """Randomly split the rows as DomainBed does, into rows to keep and rows to hold out.
 
         For complete domains, these are the "in" and "out" splits of DomainBed's `scripts/train.py`.
-        It shuffles the images, sorted by class and name, with a seed made of the trial seed and
-        the domain's position, and holds out the first ones.
+        It sorts the images by class and name, shuffles them with a seed derived from the trial seed
+        and the domain's position, and holds out the first ones. Both results are sorted.
         """
         text = str((seed, self.position)).encode()
         number = int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % 2**31
@@ -66,23 +66,23 @@ class DomainFiles(NamedTuple):
 
 
 def _in_split_folders(settings: Any, files: DomainFiles, part: str) -> list[int]:
-    """Return the rows in the split folders for this part of the data."""
+    """Return the rows of the images in the split folders for `part`."""
     names = ("val", "crossval") if part == "validation" else (part,)
     return [row for row, item in enumerate(files.items) if item.split in names]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSet:
-    """A published set of image folders."""
+    """A published data set in image folders."""
 
     info: Benchmark
-    counts: Mapping[str, tuple[int, ...]]  # images of each domain in each release of the set
-    wrappers: tuple[str, ...]  # folders that archives put around the domains
-    # Returns the official rows of a domain for training, validation or testing.
+    counts: Mapping[str, tuple[int, ...]]  # number of images per domain, for each release
+    wrappers: tuple[str, ...]  # folders that archives put above the domains
+    # Returns the rows of a domain's official training, validation or test split.
     official_rows: Callable[[Any, DomainFiles, str], list[int] | None] = _in_split_folders
-    split_hint: str = ""  # remedy if there is no official split
+    split_hint: str = ""  # hint if there is no official split
     split_folders: tuple[str, ...] = ()  # optional folders between a domain and its classes
-    class_folders: Mapping[str, str] = field(default_factory=dict)  # other names of classes
+    class_folders: Mapping[str, str] = field(default_factory=dict)  # other folder names of classes
 
     def load(
         self,
@@ -103,7 +103,7 @@ class PublishedSet:
             for name, domain in files.items():
                 items = [item for item in domain.items if item.path.name != _DUBIOUS]
                 files[name] = domain._replace(items=items)
-        # Choose all rows before decoding, so that a missing split is reported early.
+        # Select all rows before decoding, so that a missing split is reported early.
         train_rows, validation_rows = self._train_rows(settings, files[settings.source])
         test_rows = {name: self._test_rows(settings, files[name]) for name in targets}
         source = self._read(files[settings.source], root=root, progress=progress)
@@ -117,7 +117,7 @@ class PublishedSet:
         )
 
     def _train_rows(self, settings: Any, files: DomainFiles) -> tuple[Rows, Rows | None]:
-        """Choose the rows for training and, if any, validation."""
+        """Select the rows for training and, if there are any, for validation."""
         if settings.split == "none":
             return files.all_rows, None
         if settings.split == "random":
@@ -132,7 +132,7 @@ class PublishedSet:
         if not train or not validation:
             raise self._no_split(files)
         if both := set(train) & set(validation):
-            raise DataError(f"Train and crossval lists of {files.name} share {len(both)} files.")
+            raise DataError(f"{len(both)} {files.name} files are in both train and crossval lists.")
         return train, validation
 
     def _test_rows(self, settings: Any, files: DomainFiles) -> Rows:
@@ -153,7 +153,7 @@ class PublishedSet:
         self._require(root, settings.source)
 
     def verify(self, root: Path) -> list[DomainReport]:
-        """Report on the images of every domain under `root`. Decodes all of them once."""
+        """Report on the images of every domain under `root`. Decodes every image once."""
         folders = self.find_domains(root)
         reports = []
         for name in self.info.domains:
@@ -165,7 +165,7 @@ class PublishedSet:
                     bad = self._read(files, root=root, skip_bad=True).skipped if count else ()
                     problems += files.problems
                     problems += [f"{path} cannot be decoded: {reason}." for path, reason in bad]
-                    for part in ("train", "validation"):  # the lists must fit the files
+                    for part in ("train", "validation"):  # check that the lists match the files
                         self.official_rows(self.info.settings(), files, part)
                 except DataError as error:
                     problems.append(error.message)
@@ -187,19 +187,19 @@ class PublishedSet:
         return {name: best[name] for name in self.info.domains if name in best}
 
     def _require(self, root: Path, *names: str) -> dict[str, Path]:
-        """Find all domain folders. Raise if one of `names` is missing."""
+        """Find all domain folders. Raise an error if one of `names` is missing."""
         folders = self.find_domains(root)
         for name in names:
             if name not in folders:
-                available = f" It has {', '.join(folders)}." if folders else ""
+                available = f" Found: {', '.join(folders)}." if folders else ""
                 raise DataError(
-                    f"{root} has no folder of {self.info.name}'s domain '{name}'.{available}",
+                    f"{root} has no folder for the {self.info.name} domain '{name}'.{available}",
                     hint=f"Get it from {self.info.obtain}",
                 )
         return folders
 
     def _list(self, name: str, folder: Path) -> DomainFiles:
-        """List all images of one domain, and their differences from the published set."""
+        """List all images of one domain, and any differences from the published set."""
         inside = {fold(place.name): place for place in folders_in(folder)}
         places: dict[str | None, Path] = {
             split: inside[split] for split in self.split_folders if split in inside
@@ -218,11 +218,11 @@ class PublishedSet:
         items.sort(key=lambda item: (item.label, item.path))
         if len(items) not in self.counts[name]:
             numbers = " or ".join(f"{number:,}" for number in self.counts[name])
-            problems.append(f"{len(items):,} images where {numbers} are published.")
+            problems.append(f"Found {len(items):,} images, expected {numbers}.")
         return DomainFiles(name, sorted(self.counts).index(name), folder, items, problems)
 
     def _classes(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield the files of each class."""
+        """Yield the files of each class, in label order."""
         known = {fold(place): name for place, name in self.class_folders.items()}
         known |= {fold(name): name for name in self.info.classes}
         places = self._by_name(folders_in(folder), lambda name: known.get(fold(name)), strict=True)
@@ -244,7 +244,7 @@ class PublishedSet:
                     hint=f"Move it elsewhere. {did_you_mean(folder.name, self.info.classes)}",
                 )
             if name is not None and places.setdefault(name, folder) != folder:
-                raise DataError(f"{places[name]} and {folder} both stand for '{name}'.")
+                raise DataError(f"{places[name]} and {folder} both match '{name}'.")
         return places
 
     def _read(self, files: DomainFiles, **options: Any) -> Domain:
@@ -252,7 +252,7 @@ class PublishedSet:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """List the subfolders of `folder`, sorted by name, without those of operating systems."""
+    """List the subfolders of `folder` by name, except those created by operating systems."""
     names = [entry.name for entry in entries_in(folder) if entry.is_dir()]
     return [folder / name for name in names if name.lower() not in SYSTEM_NAMES]
 
@@ -265,7 +265,7 @@ def _select(domain: Domain, rows: Rows) -> Domain:
     )
 
 
-_DUBIOUS = "n02103406_4068-1.png"  # a sketch of a dog
+_DUBIOUS = "n02103406_4068-1.png"  # a dog sketch
 _LIST_FOLDERS = (
     "",
     "splits",
@@ -278,7 +278,7 @@ _LIST_FOLDERS = (
 def _listed_rows(settings: PacsSettings, files: DomainFiles, part: str) -> list[int] | None:
     """Return the rows in a kfold list, in ascending order. None if there is no list.
 
-    Lines are `domain/class/name label`. Labels count from 0 or 1, so class folders are used.
+    Lines are `domain/class/name label`. Labels are ignored, as some lists start at 0, others at 1.
     """
     places = [base / name for base in list(files.folder.parents)[:3] for name in _LIST_FOLDERS]
     if settings.lists is not None:
@@ -297,9 +297,9 @@ def _listed_rows(settings: PacsSettings, files: DomainFiles, part: str) -> list[
     row_of = {_key(item.path): row for row, item in enumerate(files.items)}
     if missing := [name for name in listed if name not in row_of]:
         raise DataError(
-            f"{file} names {len(missing):,} of {len(listed):,} files that do not exist, e.g. "
+            f"{len(missing):,} of {len(listed):,} files listed in {file} do not exist, e.g. "
             f"{missing[0]}.",
-            hint="The images are incomplete, or the list belongs to another release.",
+            hint="Images are missing, or the list belongs to a different release.",
         )
     return sorted({row_of[name] for name in listed})
 
@@ -328,7 +328,7 @@ OFFICE_HOME = PublishedSet(
     split_folders=("train", "val"),
 )
 
-# One release has train, crossval and test folders (70 and 30 percent) with classes called 0 to 4.
+# One release has split folders (train and crossval 70 %, test 30 %) and classes named 0 to 4.
 # DomainBed's release has class names and no splits.
 VLCS = PublishedSet(
     info=BENCHMARKS["vlcs"],
@@ -341,7 +341,7 @@ VLCS = PublishedSet(
 )
 
 # DomainBed's four locations and ten classes: 24,788 images in its paper, and 24,330 since the
-# labels of the set were revised in 2021. `archive.sort_terra` makes the folders.
+# labels were revised in 2021. `archive.sort_terra` makes the folders.
 TERRA = PublishedSet(
     info=BENCHMARKS["terra"],
     counts={

@@ -29,7 +29,7 @@ from peerdg.errors import DataError
 from peerdg.terminal import storable
 
 Progress = Callable[[int, int, str], None]  # receives done, total, label
-DEFAULT_SIDE = 256  # side of images that do not share a smaller square size
+DEFAULT_SIDE = 256  # side of images without a smaller common size
 SKIP_HINT = "Repair or remove them. Use --own-data.skip-bad-images to skip your own images."
 _DECODER = f"3, Pillow {pillow_version}"  # increase the number when decoded pixels change
 _BATCH = 16
@@ -57,11 +57,11 @@ def read_images(
 ) -> Domain:
     """Read images as a domain, from the cache if the same files were decoded before.
 
-    Files are identified by path, size and modification time. Images become squares of side `size`,
-    without keeping their proportions. By default, images that share one square size of at most 256
-    pixels keep it, and all others become 256. Files that cannot be decoded raise an error after all
-    have been tried, or with `skip_bad` are listed in the domain's `skipped`. The domain's `paths`
-    are relative to `root`.
+    Files are identified by path, size and modification time. Images are resized to squares of side
+    `size`, ignoring their aspect ratio. By default, images keep their size if all are equal squares
+    of at most 256 pixels, and otherwise become 256. If files cannot be decoded, an error lists them
+    after all have been tried. With `skip_bad`, the domain's `skipped` lists them instead. The
+    domain's `paths` are relative to `root`.
     """
     if not files:
         raise DataError(f"Domain '{name}' has no images.")
@@ -103,12 +103,12 @@ def describe_bad(bad: Sequence[BadImage], *, count: int, name: str) -> str:
             "w", prefix="peerdg-bad-images-", suffix=".tsv", encoding="utf-8", delete=False
         ) as file:
             file.writelines(f"{path}\t{reason}\n" for path, reason in bad)
-        lines.append(f"  ... all of them in {file.name}")
+        lines.append(f"  ... full list in {file.name}")
     return "\n".join(lines)
 
 
 def shown_path(path: Path, root: Path | None) -> str:
-    """Format a path for records: relative to `root`, with forward slashes, printable."""
+    """Format a path for records: relative to `root`, with forward slashes and as valid UTF-8."""
     text = os.path.relpath(path, root) if root is not None else os.fspath(path)
     return storable(text.replace(os.sep, "/"))
 
@@ -122,7 +122,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _common_side(paths: Sequence[Path], progress: Progress | None) -> int:
-    """Return the square size that all readable images share if it is at most 256, else 256."""
+    """Return the side of the images if all are equal squares of at most 256 pixels, else 256."""
     sizes: set[tuple[int, int]] = set()
     with closing(in_parallel(stored_size, paths)) as results, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about large images, which decoding rejects

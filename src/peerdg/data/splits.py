@@ -17,9 +17,9 @@ from peerdg.data.objects import as_domain
 from peerdg.errors import ConfigError, DataError
 from peerdg.rng import generator_for
 
-HASH_DIGITS = 16  # digits of each hash stored in records
+HASH_DIGITS = 16  # number of leading hash digits stored in records
 
-# Hash of each file by its path, for each part of the data ("train", "target:sketch").
+# File hashes by path, for each part of the data ("train", "target:sketch").
 FileHashes = dict[str, dict[str, str]]
 
 
@@ -29,8 +29,8 @@ class Splits:
 
     Args:
         train: A `Domain`, or anything that `peerdg.as_domain` takes, such as `(images, labels)`.
-        validation: Labeled images of the source, or the share of each class of `train` to hold
-            out, or None.
+        validation: Labeled source images, the fraction of each class in `train` to hold out, or
+            None.
         targets: Labeled images of other domains, by name.
     """
 
@@ -43,7 +43,7 @@ class Splits:
     ) -> None:
         if targets is not None and not isinstance(targets, Mapping):
             raise DataError(
-                f"Targets were given as a {type(targets).__name__}.",
+                f"Expected a mapping of targets, got a {type(targets).__name__}.",
                 hint="Give them by name: targets={'sketch': (images, labels)}.",
             )
         source = as_domain(train)
@@ -60,18 +60,18 @@ class Splits:
         if reserved := [name for name in tested if not is_target(name)]:
             raise DataError(
                 f"The target name '{reserved[0]}' is reserved for the source's images.",
-                hint="Give the target another name.",
+                hint="Give the target a different name.",
             )
         for domain in self.parts.values():
             if domain.image_size[0] != domain.image_size[1]:
                 raise DataError(
-                    f"Domain '{domain.name}' has images of size {domain.image_size}, not squares.",
+                    f"Domain '{domain.name}' has non-square images of size {domain.image_size}.",
                     hint="Crop or resize them.",
                 )
         present = source.labels.unique()
         if len(present) < 2:
             raise DataError(
-                f"Domain '{source.name}' has images of one class only "
+                f"Domain '{source.name}' has images of only one class "
                 f"('{source.classes[int(present)]}'). A classifier needs at least two."
             )
 
@@ -123,11 +123,11 @@ def stratified(
 ) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " v"]]:
     """Draw rows for training and rows for validation, both in ascending order.
 
-    Each class contributes `fraction` of its rows, rounded by largest remainder, and keeps at least
+    Each class holds out `fraction` of its rows, rounded by largest remainder, but keeps at least
     one for training. The same seed gives the same rows.
     """
     if not 0 <= fraction < 1:
-        raise ConfigError(f"The validation share is {fraction}. It must be in [0, 1).")
+        raise ConfigError(f"The validation fraction is {fraction}, but must be in [0, 1).")
     generator = generator_for(seed, "split")
     members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
     shuffled = [rows[torch.randperm(len(rows), generator=generator)] for rows in members]
@@ -138,7 +138,7 @@ def stratified(
 
 
 def _shares(sizes: list[int], fraction: float) -> list[int]:
-    """Return the number of rows of each class to hold out, rounded by largest remainder."""
+    """Return the number of rows to hold out from each class, rounded by largest remainder."""
     exact = [fraction * size for size in sizes]
     counts = [min(int(share), size - 1) for share, size in zip(exact, sizes, strict=True)]
     missing = round(sum(exact)) - sum(counts)

@@ -1,6 +1,6 @@
 """Export a trained model as ONNX, torch.export or plain weights.
 
-The formats are defined here, without torch, for the command line.
+The formats are defined here so that the command line can list them without importing torch.
 """
 
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ SUFFIXES: dict[Format, str] = {
 
 
 def require_packages(format: Format) -> None:
-    """Refuse a format whose packages are not installed."""
+    """Raise an error if packages that the format needs are not installed."""
     needed = ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ()
     if missing := [name for name in needed if find_spec(name) is None]:
         raise ConfigError(

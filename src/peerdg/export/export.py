@@ -1,4 +1,4 @@
-"""Export a model with its description and card, and check that its logits are the same."""
+"""Export a model with its description and card, and check that its logits stay the same."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def export_model(
     format: Format,
     overwrite: bool = False,
 ) -> Exported:
-    """Write `model` in `format`, run the written file, and compare. Write nothing if it differs.
+    """Write `model` in `format`, and compare the logits. Nothing is written if they differ.
 
     `output` is a file if it has the suffix of the format, otherwise a new or empty folder.
     `description` is the content of `model.json`.
@@ -71,7 +71,7 @@ def export_model(
 
 
 def _files(output: Path, format: Format, overwrite: bool) -> tuple[Path, Path, Path]:
-    """Choose the files of the model, its description and its card. Refuse to replace files."""
+    """Choose the files for the model, its description and its card. Refuse to replace files."""
     if output.suffix.lower() != SUFFIXES[format]:
         if output.is_dir() and any(output.iterdir()):
             raise OutputError(f"{output} is not empty.", hint="Choose a new folder with -o.")
@@ -87,10 +87,10 @@ def _files(output: Path, format: Format, overwrite: bool) -> tuple[Path, Path, P
 
 @torch.no_grad()
 def require_same_answers(model: Classifier, exported: Run, *, size: int) -> float:
-    """Return the largest difference between the logits of `model` and of the exported one.
+    """Return the largest difference between the logits of `model` and the exported model.
 
-    It is relative to the largest logit if that exceeds 1, because rounding errors are. Raises
-    `OutputError` if it is above `TOLERANCE` or the shapes differ.
+    It is relative to the largest logit if that exceeds 1, because rounding errors scale with it.
+    Raises an `OutputError` if it exceeds `TOLERANCE` or the shapes differ.
     """
     worst = 0.0
     for images in sample_images(size):
@@ -100,9 +100,9 @@ def require_same_answers(model: Classifier, exported: Run, *, size: int) -> floa
         if logits.shape == expected.shape:
             scale = max(1.0, float(expected.abs().max()))
             difference = float((logits - expected).abs().max()) / scale
-        if not difference <= TOLERANCE:  # also if it is not a number
+        if not difference <= TOLERANCE:  # also true for NaN
             raise OutputError(
-                f"The exported model differs from the original by {difference:.2g}, more than "
+                f"The exported logits differ from the original by {difference:.2g}, more than "
                 f"{TOLERANCE:g}. Nothing was written.",
                 hint="Choose another --format, and please report this with the backbone's name.",
             )

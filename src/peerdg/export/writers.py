@@ -1,4 +1,4 @@
-"""Write a model as a graph (torch.export, ONNX) or as plain weights of its library."""
+"""Write a model as a graph (torch.export, ONNX) or as plain weights for its library."""
 
 import copy
 import importlib
@@ -20,7 +20,7 @@ from peerdg.models.ensemble import MeanHead
 from peerdg.models.names import TIMM
 from peerdg.models.stored import save_tensors
 
-Run = Callable[[Tensor], Tensor]  # from uint8 images [n, 3, size, size] to logits [n, classes]
+Run = Callable[[Tensor], Tensor]  # maps uint8 images [n, 3, size, size] to logits [n, classes]
 
 INPUT, OUTPUT = "images", "logits"
 ABOUT = "peerdg.json"  # inside a .pt2 file
@@ -78,7 +78,7 @@ def _example(size: int) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' warnings about each other."""
+    """Hide deprecation warnings from inside the exporters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -98,7 +98,7 @@ _SQUEEZENET = "squeezenet1_1"
 
 
 class Origin(NamedTuple):
-    """Library of a network. Only peerdg's networks and exported graphs normalize images."""
+    """Library that a network comes from. Only peerdg's networks and graphs normalize images."""
 
     library: str = "peerdg"  # "peerdg", "torchvision" or "timm"
     last_layer: str = ""  # name of the last layer in the library
@@ -106,7 +106,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(model: Classifier, backbone: str) -> Origin:
-    """Return the library of a network, and the code that builds it there."""
+    """Return the library that a network comes from, and the code that builds it."""
     classes = len(model.classes)
     if model.added or isinstance(model.head, MeanHead):  # exists only in peerdg
         return Origin()
@@ -141,14 +141,14 @@ def _named(model: Classifier, backbone: str, origin: Origin) -> dict[str, Tensor
     if origin.library == "peerdg":
         return model.state_dict()
     tensors = model.network_state_dict(origin.last_layer)
-    if backbone == _SQUEEZENET:  # a 1 x 1 convolution there
+    if backbone == _SQUEEZENET:  # its last layer is a 1 x 1 convolution
         weight = f"{origin.last_layer}.weight"
         tensors[weight] = tensors[weight][:, :, None, None]
     return tensors
 
 
 def _rebuild(model: Classifier, backbone: str, origin: Origin) -> Any:
-    """Build a new network, as the user's code does."""
+    """Build a new network, as the user's code would."""
     classes = len(model.classes)
     if origin.library == "timm":
         timm = importlib.import_module("timm")
@@ -160,5 +160,5 @@ def _rebuild(model: Classifier, backbone: str, origin: Origin) -> Any:
         return network
     network = copy.deepcopy(model).cpu()
     for tensor in network.state_dict().values():
-        tensor.zero_()  # so that weights missing in the file are noticed
+        tensor.zero_()  # so that weights missing from the file are noticed
     return network

@@ -4,8 +4,8 @@
     "Does the regularizer add to averaging?" = [["peer", "p-ens"], ["peer-w2", "p-ens"]]
     "More than without averaging?" = [[["peer", "p-ens"], ["peer-latest", "randaugment"]]]
 
-A question of a plan names pairs of rows, or pairs of differences. They are compared in accuracy and
-in steadiness, over the seeds that both have.
+A question in a plan lists pairs of rows, or pairs of differences between rows. Each pair is
+compared in accuracy and steadiness, over the seeds that both sides have.
 """
 
 import csv
@@ -29,13 +29,13 @@ Groups = Mapping[str, Sequence[RunResult]]
 
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
 LATE, STEADINESS, TRAINED = "late mean", "steadiness", "trained: "
-SELECTION: Rule = "source-val"  # the rule that every run can follow
+SELECTION: Rule = "source-val"  # the rule that applies to every run
 SELECTED = f"by {SELECTION}"
-RATIOS = {STEADINESS, TRAINED + STEADINESS}  # compared by logarithms
-_COMPARED = (LATE, "source val", CRAFTED_MEAN, STEADINESS)  # by questions, after the score
+RATIOS = {STEADINESS, TRAINED + STEADINESS}  # compared as logarithms
+_COMPARED = (LATE, "source val", CRAFTED_MEAN, STEADINESS)  # in questions, besides the score
 FROZEN = "frozen"  # batch statistics that training did not change
-_NAMED = 4  # options in the name of a variant
-_FINGERPRINT = 6  # characters that tell folders of one name apart
+_NAMED = 4  # maximum number of options in a variant's name
+_FINGERPRINT = 6  # characters that distinguish folders with the same name
 _PHASES = {"pretrain": "pre-training", "train": "training"}
 
 
@@ -45,20 +45,20 @@ _PHASES = {"pretrain": "pre-training", "train": "training"}
 def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """Group finished runs that differ only in their seed, under a short unique name.
 
-    A row of a bench keeps its name. Otherwise the name is that of the method, followed by the
-    options in which its variants differ, `erm lr=0.1`.
+    Rows of a bench keep their names. Other groups are named after the method and the options in
+    which its variants differ, e.g. `erm lr=0.1`.
     """
     groups: dict[tuple[str, ...], list[RunResult]] = {}
     starts: dict[tuple[str, int], set[str | None]] = {}
     for run in runs:
         starts.setdefault((run.variant, run.seed), set()).add(run.network_weights)
-    # Initial weights usually differ between seeds. Different weights with the same seed, such as
-    # trained ones, make a separate group.
+    # Initial weights usually differ only between seeds. Runs with the same seed but different
+    # initial weights, such as trained ones, form separate groups.
     several = {variant for (variant, _), own in starts.items() if len(own) > 1}
     for run in runs:
         start = str(run.network_weights) if run.variant in several else ""
         group = groups.setdefault((run.variant, run.fingerprints.get("train", ""), start), [])
-        # Count each seed once: a repeated run is not another sample.
+        # Count each seed once, because a repeated run is not a new sample.
         if run.status == "done" and run.evaluations and run.seed not in {r.seed for r in group}:
             group.append(run)
     finished = [sorted(group, key=lambda run: run.seed) for group in groups.values() if group]
@@ -69,7 +69,7 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
 
 
 def _labels(runs: Sequence[RunResult]) -> list[str]:
-    """Name each run by its method and the options in which runs of the method differ."""
+    """Name each run after its method and the options in which runs of that method differ."""
     labels = [run.method for run in runs]
     for method in set(labels):
         variants = [n for n, run in enumerate(runs) if run.method == method]
@@ -84,7 +84,7 @@ def _labels(runs: Sequence[RunResult]) -> list[str]:
 
 
 def differing_options(runs: Sequence[RunResult]) -> dict[str, list[str]]:
-    """Return the values of each option that differs between runs of one method, own ones first."""
+    """Return the values of options that differ between runs of a method, its own options first."""
     method = f"{runs[0].config['method']}."
     period = runs[0].settings.period_option if runs[0].settings else None
     flat = [run.options for run in runs]
@@ -92,7 +92,7 @@ def differing_options(runs: Sequence[RunResult]) -> dict[str, list[str]]:
     values: dict[str, list[Any]] = {key: [o.get(key) for o in flat] for key in keys}
     values = {key: v for key, v in values.items() if len(set(map(repr, v))) > 1}
     if values.get("evaluate_every") == values.get(f"{method}{period}"):
-        values.pop("evaluate_every", None)  # defaults to the period
+        values.pop("evaluate_every", None)  # its default is the period
     if len({run.fingerprints.get("train") for run in runs}) > 1:
         values["data"] = _data_names(runs)
     if len({str(own) for own in zip(*values.values(), strict=True)}) < len(runs):
@@ -113,7 +113,7 @@ def _option_text(value: Any) -> str:
 
 
 def _data_names(runs: Iterable[RunResult]) -> list[str]:
-    """Return the name of each run's data, with the fingerprint of its images."""
+    """Return the name of each run's data with a short fingerprint of its images."""
     return [f"{run.data}@{run.fingerprints.get('train', '')[:_FINGERPRINT]}" for run in runs]
 
 
@@ -126,9 +126,9 @@ def choices(run: RunResult) -> dict[Rule, Choice]:
 
 
 def measure(run: RunResult, *, score: str, period: int) -> dict[str, float | None]:
-    """Return results of the deployed network and costs of a run, by column of `table.csv`.
+    """Return the results of a run's deployed network and its costs, by column of `table.csv`.
 
-    `period` is the number of epochs between the evaluations of steadiness and late mean.
+    `period` is the number of epochs between the evaluations for steadiness and late mean.
     """
     final, choice = run.final(run.deployed), choices(run).get(SELECTION)
     return {
@@ -155,7 +155,7 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
     data = {(run.config["benchmark"], *run.targets): run for run in finished}
     evaluated = [f"target:{t}" for t in finished[0].targets] if finished else []
     changed = [n for n in evaluated or [VALIDATION] if len(_fingerprints(n, finished)) > 1]
-    # Networks trained with frozen statistics are the same under every rule.
+    # With frozen statistics, a network gives the same results under every rule.
     rules = {str(run.batch_statistics) for run in finished if run.batch_statistics} - {FROZEN}
     if len(data) > 1:
         names = "; ".join(
@@ -164,7 +164,7 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
         problem = f"have different data or targets ({names})"
     elif changed:
         names = ", ".join(name.removeprefix("target:") for name in changed)
-        problem = f"were evaluated on different images of the same name ({names})"
+        problem = f"were evaluated on different images with the same name ({names})"
     elif len(rules) > 1:
         problem = f"were evaluated with different batch statistics ({'; '.join(sorted(rules))})"
     else:
@@ -179,7 +179,7 @@ def _fingerprints(part: str, runs: Iterable[RunResult]) -> set[str]:
 def shared_differences(groups: Groups) -> list[str]:
     """List options that differ between rows, except those that define a method.
 
-    Sections of methods and averages are ignored. Options of the augmentation are compared between
+    The options of methods and averages are ignored. Augmentation options are only compared between
     rows with the same kind of augmentation.
     """
     methods = {str(group[0].config["method"]) for group in groups.values()}
@@ -197,11 +197,11 @@ def shared_differences(groups: Groups) -> list[str]:
 
 
 def cautions(groups: Groups) -> list[str]:
-    """Return sentences about differences between rows other than the method."""
+    """Describe collapsed runs, and differences between rows besides the method."""
     runs = [run for group in groups.values() for run in group]
     sentences = [
         f"{name}, seed {run.seed}: {_PHASES[phase]} collapsed. The network predicts one class for "
-        "every image, so the row does not represent the method."
+        "all images, so the row does not represent the method."
         for name, group in groups.items()
         for run in group
         for phase in run.collapsed
@@ -232,7 +232,7 @@ def cautions(groups: Groups) -> list[str]:
 
 
 def variant_differences(groups: Groups) -> list[str]:
-    """Return sentences about how each variant differs from the first of its method."""
+    """Describe how each variant differs from the first variant of its method."""
     by_method: dict[str, dict[str, RunResult]] = {}
     for name, group in groups.items():
         by_method.setdefault(str(group[0].config["method"]), {})[name] = group[0]
@@ -255,10 +255,10 @@ class Answer:
     """Comparison of two rows of a study over their common seeds."""
 
     question: str
-    method: str  # row, or difference of two rows
-    partner: str  # row or difference that it is compared with
-    differences: Mapping[str, Difference]  # by measure, of logarithms for those of `RATIOS`
-    label: str  # both names, a reconstruction with its mark
+    method: str  # row, or difference between two rows
+    partner: str  # row or difference to compare it with
+    differences: Mapping[str, Difference]  # by measure, as logarithms for those in `RATIOS`
+    label: str  # both names, with marks for reconstructions
 
     @property
     def seeds(self) -> int:
@@ -266,7 +266,7 @@ class Answer:
 
 
 def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -> list[Answer]:
-    """Compare the pairs whose rows have a common seed by the columns of `measure`."""
+    """Answer questions by comparing the pairs of rows that have common seeds."""
     measured: dict[str, dict[str, dict[int, float]]] = {}  # by measure, row and seed
     for row, run in ((row, run) for row, group in groups.items() for run in group):
         numbers = measure(run, score=score, period=period)
@@ -302,7 +302,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def answers_table(answers: Sequence[Answer]) -> Table:
-    """Tabulate the answers to one question, pairs by measures."""
+    """Tabulate the answers to one question, with a row per pair and a column per measure."""
     measures = dict.fromkeys(name for answer in answers for name in answer.differences)
     rows = []
     for answer in answers:
@@ -318,9 +318,9 @@ def answers_table(answers: Sequence[Answer]) -> Table:
 
 
 def difference_text(difference: Difference | None, *, is_ratio: bool = False) -> str:
-    """Format as `+1.2 [+0.3, +2.1]`, or with the values of few seeds as `+1.2 (+0.4, +2.0)`.
+    """Format a mean with its interval, `+1.2 [+0.3, +2.1]`, or its values, `+1.2 (+0.4, +2.0)`.
 
-    A ratio, which is a difference of logarithms, is formatted as `×0.52 [0.31, 0.84]`.
+    A ratio is passed as a difference of logarithms, and formatted as `×0.52 [0.31, 0.84]`.
     """
     if difference is None:
         return "-"

@@ -14,12 +14,12 @@ from peerdg.report.figures import pyplot, save_figure
 from peerdg.terminal import Table, markdown_environment, visible
 
 PAGE = "evaluation.md"
-_MAX_COUNTED = 20  # classes, above which a confusion matrix has no numbers
-_COLUMNS = 6  # columns of the sheet of mistakes
+_MAX_COUNTED = 20  # maximum number of classes in a confusion matrix with counts
+_COLUMNS = 6  # images per row of the mistakes sheet
 _CELL = 112  # pixels per image
 _GAP = 6
 _LINE = 14
-_MAX_NAME = 24  # characters of a class name
+_MAX_NAME = 24  # maximum characters of a class name
 
 
 def summary_table(details: Sequence[DomainReport]) -> Table:
@@ -59,7 +59,7 @@ def class_table(detail: DomainReport) -> Table:
 
 
 def confusion_table(detail: DomainReport) -> Table | None:
-    """Tabulate true classes by predicted ones. None if there are too many classes to print."""
+    """Tabulate true against predicted classes. None if there are too many classes to print."""
     names = [result.name for result in detail.classes]
     if len(names) > _MAX_COUNTED:
         return None
@@ -86,14 +86,14 @@ def mistakes_table(detail: DomainReport) -> Table:
 
 
 def remarks(detail: DomainReport) -> list[str]:
-    """Return caveats: known images, missing classes and skipped files."""
+    """Return notes on images known from training, missing classes and skipped files."""
     sentences = []
     if detail.overlap is not None and detail.domain != VALIDATION and str(detail.overlap):
         sentences.append(str(detail.overlap))
     if detail.missing:
         sentences.append(f"No images of: {', '.join(detail.missing)}.")
     if detail.skipped:
-        sentences.append(f"{detail.skipped:,} files cannot be decoded and were skipped.")
+        sentences.append(f"{detail.skipped:,} files could not be decoded and were skipped.")
     return sentences
 
 
@@ -116,7 +116,7 @@ def write_evaluation(
 
 
 def confusion_figure(detail: DomainReport, path: Path) -> None:
-    """Draw the confusion matrix. Rows are true classes, colors are shares of their images."""
+    """Draw the confusion matrix. Rows are true classes, colors show fractions of their images."""
     names = [visible(result.name)[:_MAX_NAME] for result in detail.classes]
     shares = detail.confusion.double()
     shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
@@ -139,7 +139,7 @@ def confusion_figure(detail: DomainReport, path: Path) -> None:
                     color = "white" if shares[row, column] > 0.6 else "black"
                     place = {"ha": "center", "va": "center", "fontsize": 7}
                     axis.text(column, row, f"{count}", color=color, **place)
-    figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true class")
+    figure.colorbar(image, ax=axis, shrink=0.7, label="fraction of the true class")
     save_figure(figure, path, dpi=130)
 
 

@@ -1,4 +1,4 @@
-"""Figures of a report, as PNG: accuracy over training, and forest plots of differences."""
+"""Report figures as PNG files: accuracy over training, and forest plots of differences."""
 
 import math
 import warnings
@@ -23,8 +23,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#595959"
 LEGEND = "lines: Student's 95 % intervals, filled if they exclude 0; dots: single seeds"
 MANY = 8  # number of rows above which each row gets its own panel
-_COLUMNS = 5  # of panels
-_PALETTE = 96  # colors of a file, which makes it a fifth as large
+_COLUMNS = 5  # panels per row
+_PALETTE = 96  # colors per file, which reduces its size to a fifth
 _ROW_INCHES = 0.36
 _NEAR_RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _MAX_TICKS = 5
@@ -44,7 +44,7 @@ def overview_figure(groups: Groups, path: Path, *, title: str) -> None:
         for model in group[0].networks:
             label = name if len(group[0].networks) == 1 else f"{name} {model}"
             curve = _accuracies(group, model)[1].tobytes()
-            if curve not in drawn:  # rows of a shared run have the same network
+            if curve not in drawn:  # rows that share a run have the same network
                 _draw_curve(axis, group, model, COLORS[number % len(COLORS)], label)
             drawn.add(curve)
     _tidy(axis)
@@ -98,7 +98,7 @@ def _draw_curve(axis: Any, group: Sequence[RunResult], model: str, color: str, l
 
 
 def _accuracies(group: Sequence[RunResult], model: str) -> tuple[list[int], NDArray[np.float64]]:
-    """Return the epochs, and the target mean by seed and epoch."""
+    """Return the epochs, and the mean target accuracy by seed and epoch."""
     whole = {"every": 1, "burn_in_periods": -1}  # include the initial evaluation
     series = [accuracy_series(run.evaluations, model=model, **whole) for run in group]
     epochs = sorted({record["epoch"] for record in group[0].evaluations})
@@ -113,9 +113,9 @@ def _tidy(axis: Any) -> None:
 
 
 def differences_figure(table: ReportTable, path: Path) -> None:
-    """Draw a forest plot of the questions' pairs, or of differences to the reference.
+    """Draw a forest plot of the pairs in questions, or of differences to the reference.
 
-    Accuracy is on the left, and on the right steadiness, which only questions compare.
+    Accuracy is on the left. Steadiness, which only questions compare, is on the right.
     """
     lines: list[str | Answer] = []
     for answer in table.answers or _to_reference(table):
@@ -140,13 +140,13 @@ def differences_figure(table: ReportTable, path: Path) -> None:
     if moved:
         axes[0, 1].set_xlabel("steadiness: ratio, below 1 is steadier")
         tick_ratios(axes[0, 1])
-        left.set_zorder(2)  # a long question extends over the right half
+        left.set_zorder(2)  # a long question may extend into the right half
         left.patch.set_visible(False)
     name_questions(left, [line if isinstance(line, str) else "" for line in lines])
     name_rows(left, ["" if isinstance(line, str) else line.label for line in lines])
     figure.suptitle(
-        f"{visible(table.data)}: differences of runs with the same seed; blue is better, orange "
-        f"worse\n{LEGEND}",
+        f"{visible(table.data)}: differences between runs with the same seed; blue is better, "
+        f"orange worse\n{LEGEND}",
         x=0.01,
         ha="left",
         fontsize=9.5,
@@ -156,7 +156,7 @@ def differences_figure(table: ReportTable, path: Path) -> None:
 
 
 def _to_reference(table: ReportTable) -> list[Answer]:
-    """Compare each row with the reference, the best first."""
+    """Compare each row with the reference, best first."""
     question = f"Difference to {table.reference}"
     answers = []
     for row in table.rows:
@@ -168,7 +168,7 @@ def _to_reference(table: ReportTable) -> list[Answer]:
 
 
 def name_questions(axis: Any, headings: Sequence[str]) -> None:
-    """Write the nonempty headings into their rows."""
+    """Write each nonempty heading into its row."""
     for place, heading in enumerate(headings):
         if heading:
             text = axis.annotate(
@@ -182,11 +182,11 @@ def name_questions(axis: Any, headings: Sequence[str]) -> None:
                 annotation_clip=False,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )
-            text.set_in_layout(False)  # a long heading may leave its half of the figure
+            text.set_in_layout(False)  # a long heading may extend beyond its half of the figure
 
 
 def tick_ratios(axis: Any) -> None:
-    """Label an axis of logarithms with ratios."""
+    """Label a logarithmic axis with ratios."""
     low, high = (limit / math.log(10) for limit in axis.get_xlim())
     powers = range(math.ceil(low), math.floor(high) + 1)
     spacing = math.ceil(len(powers) / _MAX_TICKS)  # in powers of ten; ×1 is always a tick
@@ -208,15 +208,11 @@ def name_rows(axis: Any, names: Sequence[str]) -> None:
 
 
 def draw_difference(
-    axis: Any,
-    place: int,
-    difference: Difference | None,
-    *,
-    is_ratio: bool = False,
+    axis: Any, place: int, difference: Difference | None, *, is_ratio: bool = False
 ) -> None:
     """Draw one row of a forest plot: interval, mean, and the differences of single seeds.
 
-    A ratio of steadiness is better below 1, a difference of accuracies above 0.
+    A steadiness ratio is better below 1, an accuracy difference above 0.
     """
     if difference is None:
         return
@@ -254,6 +250,6 @@ def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
 
 
 def pyplot() -> Any:
-    """Import matplotlib's pyplot for drawing into files."""
+    """Import matplotlib's pyplot with a backend that draws into files."""
     import_extra("matplotlib", "plots").use("Agg")
     return import_extra("matplotlib.pyplot", "plots")

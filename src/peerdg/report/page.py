@@ -1,4 +1,4 @@
-"""Write the report of a set of runs: a Markdown page, figures and records."""
+"""Write a report on a set of runs: Markdown pages, figures and records."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 PAGE, DETAILS, TABLE, ANSWERS_CSV = "report.md", "details.md", "table.csv", "answers.csv"
 OVERVIEW, DIFFERENCES, ANSWERS = "overview.png", "differences.png", "answers.png"
-_MIN_RANKED = 3  # rows in a ranking
+_MIN_RANKED = 3  # minimum number of rows in a ranking
 
 
 def write_report(
@@ -57,9 +57,9 @@ def write_report(
     failures: Mapping[str, str] | None = None,
     study: "Study | None" = None,
 ) -> Path:
-    """Write `report.md`, `details.md`, figures and records, and return the path of the first.
+    """Write `report.md`, `details.md`, figures and records, and return the path of `report.md`.
 
-    `groups` has the finished runs of each row, `failures` the reasons of failed runs by name.
+    `groups` has the finished runs of each row, and `failures` why runs failed, by name.
     """
     labeled = table.labeled(groups)
     runs = [run for group in labeled.values() for run in group]
@@ -95,7 +95,7 @@ def compose_pages(
     study: "Study | None" = None,
     figures: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Compose both pages as Markdown, by file name. Names from run folders are escaped."""
+    """Render both pages as Markdown, by file name. Names from run folders are escaped."""
     groups = table.labeled(groups)
     runs = [run for group in groups.values() for run in group]
     notes = [*table.notes(), *table.cautions]
@@ -145,7 +145,7 @@ def compose_pages(
 
 
 def _own_options(groups: Groups) -> dict[str, str]:
-    """Format the announced numbers of each row. With many rows, only of the first per method."""
+    """Format the announced options of each row, or of one row per method if there are many."""
     first = {group[0].method: name for name, group in reversed(list(groups.items()))}
     names = groups if len(groups) <= MANY else first.values()
     options = {}
@@ -212,7 +212,7 @@ def rank_correlation(rows: Sequence[Row], score: str) -> str:
     values = np.array([[[s.by_seed[n] for n in common] for s in pair if s] for pair in pairs])
     scores, targets = values[:, 0], values[:, 1]  # (rows, seeds)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # constant values give nan
+        warnings.simplefilter("ignore")  # constant values give NaN
         correlate = scipy_stats().spearmanr
         whole = correlate(scores.mean(1), targets.mean(1)).statistic
         single = [correlate(*pair).statistic for pair in zip(scores.T, targets.T, strict=True)]

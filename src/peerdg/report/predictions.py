@@ -1,7 +1,7 @@
 """Write predictions as CSV, JSON or JSON lines, row by row.
 
-Rows are written to `NAME.partial`, which is renamed after the last row. So a file with the
-requested name is complete. After Ctrl-C or a full disk, the partial file has the rows so far.
+Rows are written to `NAME.partial`, which is renamed after the last row. A file with the requested
+name is therefore complete. After Ctrl-C or a full disk, the partial file has the rows so far.
 """
 
 import csv
@@ -47,7 +47,7 @@ class PredictionWriter:
         self.all_classes = all_classes
         self.top = min(top, len(classes))
         self.format = format
-        self.rows = self.bad = 0  # number of all rows, and of those with an error
+        self.rows = self.bad = 0  # number of rows, and of rows with an error
         self.bad_examples: list[tuple[str, str]] = []  # path and reason
         if format == "csv":
             columns = ["path", "label", "probability"]
@@ -75,7 +75,7 @@ class PredictionWriter:
             self.file.flush()
 
     def close(self) -> None:
-        """Close a JSON list."""
+        """Finish the output by closing a JSON list."""
         if self.format == "json":
             self.file.write("\n]\n")
 
@@ -118,7 +118,7 @@ def prediction_file(
 ) -> Iterator[PredictionWriter]:
     """Open a writer. Its rows become the file `path` when the block ends without an error.
 
-    The suffix of the name selects the format. See `PredictionWriter` for the arguments.
+    The file suffix selects the format. See `PredictionWriter` for the arguments.
     """
     partial, format = partial_path(path), text_format(path)
     require_replaceable(path)
@@ -139,7 +139,7 @@ def prediction_file(
 
 
 def text_format(path: Path) -> TextFormat:
-    """Choose the format by the suffix. Refuses suffixes of unsupported formats."""
+    """Choose the format by file suffix. Reject suffixes of unsupported formats."""
     suffix = path.suffix.lower()
     if suffix in _OTHER_FORMATS:
         raise ConfigError(
@@ -150,7 +150,7 @@ def text_format(path: Path) -> TextFormat:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the file for the rows of `path` until it is complete."""
+    """Return the file that holds the rows of `path` until it is complete."""
     return path.with_name(path.name + PARTIAL)
 
 

@@ -1,9 +1,9 @@
 """Read runs for reports: from their folders, or from the records of a report.
 
 Records are three files for any number of runs. `runs.json` has the options, versions and
-fingerprints of each run, `evaluations.csv` the correct predictions of each model after each epoch,
-and `epochs.csv` the losses, policies and seconds of each epoch. Rows that several runs share are
-stored once.
+fingerprints of each run, `evaluations.csv` the number of correct predictions of each model after
+each epoch, and `epochs.csv` the losses, policies and seconds of each epoch. Rows that several runs
+share are stored once.
 """
 
 import csv
@@ -50,7 +50,7 @@ DEPENDS_ON_LENGTH = {"swa", "sma", "swad"}  # averages that depend on the length
 UNKNOWN = "unknown"
 
 # Options that may differ within a variant. Batch statistics are compared separately, because not
-# every network has any.
+# every network has them.
 _WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statistics"}
 _FROM_MANIFEST = ("images", "weights_sha256", "models", "network", "network_weights", "software",
                   "oracle")  # fmt: skip
@@ -65,28 +65,28 @@ class RunResult:
     path: Path  # run folder, or its name if the run was read from records
     config: dict[str, Any]  # options, nested as in a config file
     status: Status = "done"
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # by epoch, model and domain
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # per epoch, model and domain
     epochs: list[dict[str, Any]] = field(default_factory=list)  # losses, policy, steps and seconds
     trained: str = "model"  # name of the trained network among the evaluated ones
     deployed: str = "model"
-    batch_statistics: str | None = None  # their source at evaluation, None without batch norm
-    peak_memory: int | None = None  # bytes of the run's process
-    collapsed: tuple[str, ...] = ()  # phases after which one class is predicted for every image
+    batch_statistics: str | None = None  # source of evaluation statistics, None without batch norm
+    peak_memory: int | None = None  # peak memory of the process in bytes
+    collapsed: tuple[str, ...] = ()  # phases after which all images get the same class
     fingerprints: dict[str, str] = field(default_factory=dict)  # by part of the data
-    images: dict[str, int] = field(default_factory=dict)  # number in each part of the data
-    weights_sha256: str | None = None  # hash of the file of initial weights
+    images: dict[str, int] = field(default_factory=dict)  # number of images per part of the data
+    weights_sha256: str | None = None  # hash of the initial weights file
     models: dict[str, str] = field(default_factory=dict)  # hashes of input models, by option
-    network: str | None = None  # fingerprint of the structure of the user's own network
+    network: str | None = None  # architecture fingerprint of the user's own network
     network_weights: str | None = None  # fingerprint of its initial weights
-    software: tuple[str, ...] = ()  # versions that the run was trained with
+    software: tuple[str, ...] = ()  # versions used for training
     oracle: bool = False  # whether the run, or one of its input models, was trained on targets
     folder: str | None = None  # name of the folder or list of the user's own images
     profile: dict[str, Any] | None = None  # seconds by stage, if measured
-    row: str = ""  # name of the row in its bench
-    shared_with: tuple[str, ...] = ()  # other methods of the same run
-    combined_from: tuple[str, ...] = ()  # names of the combined runs, evaluated once at the end
-    is_taken: bool = False  # whether its bench took it from the records of another bench
-    planned_epochs: int | None = None  # length of the whole run, if presented at an earlier epoch
+    row: str = ""  # name of its row in a bench
+    shared_with: tuple[str, ...] = ()  # other methods that share the run
+    combined_from: tuple[str, ...] = ()  # names of the runs that were combined
+    is_taken: bool = False  # whether its bench reused it from another bench's records
+    planned_epochs: int | None = None  # full length of a run that `as_of` cut off
 
     @property
     def seed(self) -> int:
@@ -102,8 +102,8 @@ class RunResult:
     def method(self) -> str:
         """Name of the recipe, or of the method with its average and augmentation.
 
-        The name includes a deployed average other than the method's own, and an augmentation other
-        than the method's usual one.
+        The deployed average and the augmentation are only included if they are not the method's
+        usual ones.
         """
         method = str(self.config["method"])
         own = None if self.settings is None else self.settings.own_average
@@ -117,36 +117,36 @@ class RunResult:
 
     @property
     def is_reconstruction(self) -> bool:
-        """Whether no code or values were published for the method on this data."""
+        """Whether neither code nor values were published for the method on this data."""
         names = (str(self.config.get("recipe") or ""), str(self.config["method"]))
         return any(is_reconstruction(name, str(self.config["benchmark"])) for name in names)
 
     @cached_property
     def settings(self) -> MethodSettings | None:
-        """Settings of the method. None for the method of a plugin that is not loaded."""
+        """Settings of the method. None if the method's plugin is not loaded."""
         return stored_settings(self.config["method"], self.config.get(self.config["method"], {}))
 
     @property
     def augments(self) -> bool:
-        """Whether it was trained on augmented images. True if the method is unknown."""
+        """Whether the run was trained on augmented images. True if the method is unknown."""
         return self.settings is None or self.settings.augments
 
     @property
     def inert(self) -> str | None:
-        """Why its method did not do its work, by its records, see `MethodSettings.inert`."""
+        """Why the method had no effect, judging by the records (see `MethodSettings.inert`)."""
         epochs = [epoch for epoch in self.epochs if epoch["phase"] == "train"]
         return None if self.settings is None else self.settings.inert(epochs)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain cross-entropy on clean source images."""
+        """Whether the run is plain cross-entropy training on clean source images."""
         averages = self.deployed != self.trained or self.combined_from
         known = self.settings is not None and self.settings.is_baseline
         return known and not (self.augments or averages or self.oracle)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Flat options and inputs that affect the result, `{"train.lr": 0.1}`."""
+        """Flat options and inputs that affect the result, e.g. `{"train.lr": 0.1}`."""
         decisive = {k: v for k, v in self.config.items() if k not in _WITHOUT_EFFECT}
         options = {k: v for k, v in dotted(decisive).items() if k not in DATA_PLACES}
         if not self.augments:
@@ -169,7 +169,7 @@ class RunResult:
 
     @property
     def variant(self) -> str:
-        """Key that is equal for runs that differ only in their seed."""
+        """Key shared by all runs that differ only in their seed."""
         kinds = {*self.config.get("average", {}).get("kind", ())}
         depends = kinds & DEPENDS_ON_LENGTH or "lr_step" in self.config["train"]
         length = {"planned epochs": self.planned_epochs} if depends and self.planned_epochs else {}
@@ -177,13 +177,13 @@ class RunResult:
 
     @property
     def grows_with_pool(self) -> bool:
-        """Whether its epochs become longer with the images that its method makes."""
+        """Whether epochs become longer as the method generates images."""
         fixed = self.config["train"].get("steps_per_epoch") is not None
         return not fixed and self.settings is not None and self.settings.trains_on_pool
 
     @property
     def k(self) -> int | None:
-        """Period of the method in epochs. None if it has none."""
+        """Period of the method in epochs. None if the method has none."""
         return self.settings.period if self.settings and self.settings.period_option else None
 
     @property
@@ -202,7 +202,7 @@ class RunResult:
 
     @property
     def voting(self) -> list[str]:
-        """Evaluated crafted domains of families that do not overlap with RandAugment."""
+        """Evaluated crafted domains from families that do not overlap with RandAugment."""
         families = {CRAFTED + family for family in DISJOINT}
         return [domain for domain in self.domains if domain in families]
 
@@ -216,7 +216,7 @@ class RunResult:
         return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
 
     def size(self, *domains: str) -> int | None:
-        """Return the images of the smallest of these domains. None if none was evaluated."""
+        """Return the image count of the smallest of these domains. None if none was evaluated."""
         sizes = (r["n"] for r in self.evaluations if r["domain"] in domains)
         return min(sizes, default=None)
 
@@ -226,13 +226,13 @@ class RunResult:
         return sum(final[domain] for domain in domains) / len(domains) if domains else None
 
     def score(self, model: str) -> float | None:
-        """Return the target mean, or the crafted mean without targets."""
+        """Return the target mean, or the crafted mean if there are no targets."""
         return self.mean(model, self.targets or self.voting)
 
     def fluctuation(
         self, model: str, *, every: int | None = None, burn_in_periods: int = BURN_IN_PERIODS
     ) -> RunFluctuation | None:
-        """Return the fluctuation of `model` over evaluations every k epochs. None without any."""
+        """Return the fluctuation of `model` over evaluations every k epochs. None if too few."""
         period = {"every": every or self.period, "burn_in_periods": burn_in_periods}
         return run_fluctuation(accuracy_series(self.evaluations, model=model, **period))
 
@@ -251,9 +251,9 @@ class RunResult:
 
     @property
     def seconds(self) -> float:
-        """Time of all training epochs, without interruptions.
+        """Time of all training epochs, excluding interruptions.
 
-        Steps that were not timed because the run was stopped count with the mean time of the phase.
+        Steps that were not timed because the run was stopped count as average steps of the phase.
         """
         total = 0.0
         for phase in ("pretrain", "train"):
@@ -271,7 +271,7 @@ class RunResult:
     @property
     def steps(self) -> int | None:
         """Optimizer steps of the main phase. None if not recorded."""
-        # Keyed by epoch, so that runs of a combination, which are equally long, count once.
+        # Keyed by epoch, so that the equally long runs of a combination count once.
         steps = {epoch["epoch"]: epoch["steps"] for epoch in self._phase("train")}
         return sum(steps.values()) if steps else None
 
@@ -286,7 +286,7 @@ def _seconds_per_step(epochs: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def as_of(run: RunResult, epoch: int) -> RunResult:
-    """Present a run as if this epoch of its main phase were the last. Memory is unchanged."""
+    """Cut off a run's results after this epoch of its main phase. Peak memory is unchanged."""
     epochs = run.config["train"]["epochs"]
     train = {**run.config["train"], "epochs": min(epoch, epochs)}
     return replace(
@@ -303,7 +303,7 @@ def as_of(run: RunResult, epoch: int) -> RunResult:
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:
-    """Read every run at or below `places`, run folders or records. Warn about unreadable ones."""
+    """Read all runs in or below `places`, folders or records. Warn about unreadable ones."""
     runs, folders = [], {}
     for place in places:
         if place.is_file() or (place / RECORDS).is_file():
@@ -361,7 +361,7 @@ def read_run(path: Path) -> RunResult:
 
 
 def read_evaluations(run: RunFolder) -> list[dict[str, Any]]:
-    """Read the evaluations of a run, without an incomplete last one."""
+    """Read the evaluations of a run, except an incomplete last one."""
     records = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
     by_epoch: dict[int, list[tuple[str, str]]] = {}
     for record in records:
@@ -403,7 +403,7 @@ def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
     entries: list[dict[str, Any]] = []
     evaluations: list[dict[str, Any]] = []
     epochs: list[dict[str, Any]] = []
-    stored: dict[str, str] = {}  # name of the run that stores the rows, by rows
+    stored: dict[str, str] = {}  # maps rows to the run that stores them
     names = numbered([run.path.name or run.path.resolve().name for run in runs])
     for name, run in zip(names, runs, strict=True):
         entry = {
@@ -443,7 +443,7 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 
 def _take_common(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Move the values that all entries share out of them."""
+    """Remove the values that all entries share, and return them."""
     common: dict[str, Any] = {}
     for key, first in list(entries[0].items()):
         values = [entry.get(key) for entry in entries]
@@ -471,7 +471,7 @@ def _evaluation_rows(run: RunResult, model: str) -> list[dict[str, Any]]:
 
 
 def _epoch_row(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten an epoch. Drop the values of averages, which depend on the other methods of a run."""
+    """Flatten an epoch. Drop values of averages, which depend on the methods that share a run."""
     values = dotted({key: value for key, value in epoch.items() if key not in KINDS})
     return {key: v if key == "seconds" else _rounded(v) for key, v in values.items()}
 
@@ -534,7 +534,7 @@ def load_runs(path: Path) -> list[RunResult]:
 
 
 def _read_csv(path: Path, *key: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
-    """Read rows without their empty cells, by the columns of the key."""
+    """Read the rows by the columns in `key`, without empty cells."""
     rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
@@ -551,7 +551,7 @@ def _value(cell: str) -> Any:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Invert `dotted`."""
+    """Undo `dotted`: nest `{"train.lr": 0.1}` as `{"train": {"lr": 0.1}}`."""
     tables: dict[str, Any] = {}
     for name, value in flat.items():
         section, dot, key = name.partition(".")

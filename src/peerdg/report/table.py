@@ -1,4 +1,4 @@
-"""Tables of runs: the rows of a report as numbers and text, and single runs."""
+"""Tables of a report, as numbers and text, and tables of single runs."""
 
 import csv
 import io
@@ -46,15 +46,15 @@ MARKS = {RECONSTRUCTION: MARK, ORACLE: "‡", INERT: "(inert)"}
 _EXPLAINED = {
     RECONSTRUCTION: f"{MARK} reconstruction: no code or values were published for this data.",
     ORACLE: "‡ oracle: trained on targets, or given a network that was trained elsewhere.",
-    INERT: "(inert): the method did not do its own work, so the row does not measure it.",
+    INERT: "(inert): the method had no effect of its own, so the row does not measure it.",
 }
 _MB = 1e6
-_CROSS_ENTROPY = "cross_entropy"  # term that other gradients are relative to
+_CROSS_ENTROPY = "cross_entropy"  # term whose gradient others are compared with
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Values over seeds."""
+    """Values of one measure over seeds."""
 
     by_seed: Mapping[int, float]
     mean: float
@@ -73,15 +73,15 @@ class Row:
     seeds: tuple[int, ...] = ()  # seeds of finished runs
     failed: int = 0  # number of failed runs
     marks: tuple[str, ...] = ()  # "reconstruction", "oracle", "inert"
-    inert: str = ""  # why the method did not do its work, in the first such run
+    inert: str = ""  # why the method had no effect, from the first such run
     score: Spread | None = None  # target or crafted mean of the deployed network, last epoch
     targets: dict[str, Spread] = field(default_factory=dict)
     values: dict[str, Spread | None] = field(default_factory=dict)  # columns by name
-    difference: Difference | None = None  # of the score to that of the reference
-    # Relative to plain training, by the fastest seeds: other work only makes runs slower.
+    difference: Difference | None = None  # between the score and the reference's score
+    # Step time relative to plain training, from the fastest seeds: other load only slows runs.
     step_ratio: float | None = None
-    memory_ratio: float | None = None  # relative to plain training
-    shared_with: tuple[str, ...] = ()  # other methods of the same run
+    memory_ratio: float | None = None  # memory relative to plain training
+    shared_with: tuple[str, ...] = ()  # other methods that share the run
 
     @property
     def label(self) -> str:
@@ -94,18 +94,18 @@ class ReportTable:
     """All rows of a report."""
 
     data: str
-    score: str  # measure to compare rows by: "target mean" or "crafted val"
-    reference: str  # row that others are compared with
-    plain: str | None  # row of plain training, that costs are relative to
+    score: str  # measure that rows are compared by: "target mean" or "crafted val"
+    reference: str  # row to compare the others with
+    plain: str | None  # row of plain training, the baseline for costs
     rows: tuple[Row, ...]
-    period: int = 1  # epochs between the evaluations that steadiness is computed over
-    late_epochs: tuple[tuple[int, int], ...] = ()  # of late means, for each length of runs
-    cautions: tuple[str, ...] = ()  # what differs between rows besides the method
-    remarks: tuple[str, ...] = ()  # about the whole table
+    period: int = 1  # epochs between the evaluations used for steadiness
+    late_epochs: tuple[tuple[int, int], ...] = ()  # (first, last) of late means, per run length
+    cautions: tuple[str, ...] = ()  # differences between rows besides the method
+    remarks: tuple[str, ...] = ()  # notes on the whole table
     answers: tuple[Answer, ...] = ()  # compared pairs of rows
 
     def labeled(self, groups: Groups) -> Groups:
-        """Rename nonempty groups to the labels of their rows."""
+        """Rename groups to the labels of their rows, and drop empty groups."""
         return {row.label: group for row in self.rows if (group := groups.get(row.method))}
 
     def table(self) -> Table:
@@ -113,7 +113,7 @@ class ReportTable:
         return _as_table([self._cells(row) for row in self.rows])
 
     def further(self) -> Table:
-        """Tabulate the other columns. Empty ones are left out."""
+        """Tabulate the other columns, except empty ones."""
         return _as_table([self._further(row) for row in self.rows])
 
     def _cells(self, row: Row) -> dict[str, str]:
@@ -145,7 +145,7 @@ class ReportTable:
         """Explain marks and failures."""
         notes = [_EXPLAINED[m] for m in dict.fromkeys(m for row in self.rows for m in row.marks)]
         notes += [
-            f"{row.label}: {row.failed} runs failed. The row has the other {len(row.seeds)}."
+            f"{row.label}: {row.failed} runs failed. The row shows the other {len(row.seeds)}."
             for row in self.rows
             if row.failed
         ]
@@ -185,7 +185,7 @@ class ReportTable:
 
 
 def _as_table(lines: Sequence[Mapping[str, str]]) -> Table:
-    """Make a table of rows, without the columns that have no value."""
+    """Make a table, without columns that have no values."""
     shown = [column for column in lines[0] if any(line[column] not in ("", "-") for line in lines)]
     return Table(shown, [[line[column] for column in shown] for line in lines])
 
@@ -241,11 +241,11 @@ def make_table(
 
 
 def common_period(runs: Iterable[RunResult]) -> int:
-    """Find the period of evaluations, in epochs, for the steadiness of all runs.
+    """Find an evaluation period, in epochs, at which to compare the steadiness of all runs.
 
-    Numbers over different epochs are not comparable, though methods have a different k. So it is
-    the shortest k of a method after which all runs were evaluated and that leaves enough
-    evaluations, else the shortest time after which all were evaluated.
+    Steadiness is only comparable over the same epochs, but k differs between methods. The period is
+    the shortest k at which all runs were evaluated and that leaves enough evaluations, otherwise
+    the shortest interval at which all were evaluated.
     """
     trained = [run for run in runs if not run.combined_from]
     if not trained:
@@ -281,7 +281,7 @@ def _row(name: str, group: Sequence[RunResult], failed: int, *, score: str, peri
 
 
 def _over(runs: Sequence[RunResult], values: Sequence[float | None]) -> Spread | None:
-    """Summarize a value of each run, ignoring None."""
+    """Summarize one value per run, ignoring None."""
     pairs = zip(runs, values, strict=True)
     known = {run.seed: float(value) for run, value in pairs if value is not None}
     if not known:
@@ -306,7 +306,7 @@ def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:
 
 
 def targets_table(groups: Groups) -> Table:
-    """Tabulate the deployed model's accuracy, rows by targets."""
+    """Tabulate the deployed model's accuracy on each target."""
     targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     rows = []
     for name, group in groups.items():
@@ -317,7 +317,7 @@ def targets_table(groups: Groups) -> Table:
 
 
 def fluctuation_table(groups: Groups) -> Table:
-    """Tabulate the fluctuation of each evaluated network with its own k, mean over targets."""
+    """Tabulate the fluctuation of each evaluated network at its own k, averaged over targets."""
     names = ("var", "range", "max_drawdown", "mean_abs_step", "detrended_var", "gap")
     rows = []
     for name, group in groups.items():
@@ -375,7 +375,7 @@ def selection_table(groups: Groups) -> Table:
 
 
 def crafted_table(groups: Groups) -> Table:
-    """Tabulate source and crafted validation and families at the last epoch, over seeds."""
+    """Tabulate source and crafted validation accuracy at the last epoch, by family, over seeds."""
     evaluated = {domain for group in groups.values() for run in group for domain in run.domains}
     families = [family for family in FAMILIES if CRAFTED + family in evaluated]
     rows = []
@@ -394,7 +394,7 @@ def crafted_table(groups: Groups) -> Table:
 
 
 def final_table(run: RunResult) -> Table:
-    """Tabulate the final accuracies of one run, networks by domains."""
+    """Tabulate the final accuracy of each network of a run on each domain."""
     domains = [domain for domain in (VALIDATION, *run.targets) if domain in run.domains]
     summary = ["target mean"] if run.targets else [CRAFTED_MEAN] if run.voting else []
     rows = []
@@ -418,7 +418,7 @@ def _score_text(run: RunResult, model: str) -> str:
 
 
 def runs_table(runs: Sequence[RunResult]) -> Table:
-    """Tabulate runs with status and last accuracies."""
+    """Tabulate runs with their status and last accuracies."""
     lines = []
     for run in runs:
         trained = max((e["epoch"] for e in run.epochs if e["phase"] == "train"), default=0)
@@ -443,7 +443,7 @@ def runs_table(runs: Sequence[RunResult]) -> Table:
 
 
 def profile_table(run: RunResult) -> Table:
-    """Tabulate seconds and share of each stage of a profiled run, longest first."""
+    """Tabulate the time of each stage of a profiled run, longest first."""
     profile = run.profile or {"seconds": 0.0, "stages": {}}
     whole = profile["seconds"]
     rows = []
