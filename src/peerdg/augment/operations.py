@@ -101,7 +101,7 @@ def to_bytes(values: Float32[Tensor, "*shape"]) -> Int16[Tensor, "*shape"]:
 class Curve:
     """Map pixel values through a lookup table computed from the image.
 
-    Bitwise identical to torchvision's function of the same name on single images.
+    On single images, `autocontrast` and `equalize` are bitwise identical to torchvision's.
 
     Args:
         table: Function from images to unrounded lookup tables [b, 3, 256], one per channel.
@@ -245,7 +245,7 @@ def equalize(images: Tensor) -> Tensor:
 class Blend:
     """Blend each image with a degraded copy of itself, as PIL's `ImageEnhance` does.
 
-    Bitwise identical to torchvision's function of the same name on single images.
+    On single images, `autocontrast` and `equalize` are bitwise identical to torchvision's.
 
     Args:
         other: Function that maps (images, luma [b, h, w]) to the degraded copy, in any shape that

@@ -248,7 +248,7 @@ def _step(
         loss = critic_loss(of_samples, of_codes + shift.detach(), weight=settings.wae_weight)
         _minimize(loss, critic_optimizer)
         judged = critic(codes) + shift
-        # Unclipped pixels may leave [0, 1], where the cross-entropy has no minimum.
+        # Cross-entropy is unbounded below for targets outside [0, 1].
         loss = autoencoder_loss(logits, images.clamp(0, 1), judged, weight=settings.wae_weight)
         _minimize(loss, optimizer)
     return loss.detach()
