@@ -12,6 +12,7 @@ from cyclopts import Parameter, validators
 
 from peerdg.cli.flags import Quiet, Whole
 from peerdg.errors import DataError, Stopped
+from peerdg.options import nearest_path
 from peerdg.run.hardware import DEVICES
 from peerdg.terminal import console, error_console, visible
 
@@ -95,7 +96,7 @@ def _files(images: tuple[Path, ...]) -> Iterator[Path]:
 
     for path in images:
         if not path.is_dir() and not path.is_file():
-            raise DataError(f"There is no image {path}.", hint="Check the path.")
+            raise DataError(f"There is no image or folder {path}.", hint=nearest_path(path))
         inside = list(image_files(path)) if path.is_dir() else [path]
         if not inside:
             raise DataError(f"There are no images in {path}.")

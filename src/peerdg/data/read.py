@@ -30,7 +30,7 @@ from peerdg.terminal import storable
 
 Progress = Callable[[int, int, str], None]  # receives done, total, label
 DEFAULT_SIDE = 256  # side of images without a smaller common size
-SKIP_HINT = "Repair or remove them. Use --own-data.skip-bad-images to skip your own images."
+SKIP_HINT = "Repair or remove them, or add --skip-bad-images (train: --own-data.skip-bad-images)."
 _DECODER = f"3, Pillow {pillow_version}"  # increase the number when decoded pixels change
 _BATCH = 16
 _BAD_SHOWN = 20

@@ -390,8 +390,8 @@ class Method(nn.Module):
             self._warned = True
             warnings.warn(
                 f"'{self.deployed_name}' is still the initial network: nothing was averaged yet. "
-                "Call `start_epoch` before each epoch, `update_averages` after each step, "
-                "`finish_epoch_averages` and `end_epoch` after each epoch, for at least k epochs.",
+                "The first snapshot is taken after k epochs: train longer, or lower k. In your "
+                "own loop, call `start_epoch` before and `end_epoch` after each epoch.",
                 PeerdgWarning,
                 stacklevel=2,
             )

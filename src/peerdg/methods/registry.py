@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, reconstructed_on
-from peerdg.options import build, did_you_mean
+from peerdg.options import build, did_you_mean, nearest_path
 
 if TYPE_CHECKING:
     from peerdg.methods.base import Method, MethodSettings
@@ -32,7 +32,6 @@ _NAMES = (
 METHODS = {name: f"peerdg.methods.{name.replace('-', '_')}" for name in _NAMES.split()}
 """Module of each method. A plugin's method is included while the plugin is `registered`."""
 
-MAX_PLUGIN_BYTES = 2**20
 _HINT = "See docs/add-a-method.md for the required contents."
 
 
@@ -163,8 +162,8 @@ def loaded(path: Path) -> Iterator[Plugin]:
             f"'{path.name}' is not a valid name for a plugin.",
             hint="Use lowercase letters, digits and underscores, e.g. my_method.py for my-method.",
         )
-    if not path.is_file() or path.stat().st_size > MAX_PLUGIN_BYTES:
-        raise ConfigError(f"There is no plugin {path} with at most {MAX_PLUGIN_BYTES:,} bytes.")
+    if not path.is_file():
+        raise ConfigError(f"There is no plugin {path}.", hint=nearest_path(path))
     source = path.read_bytes()  # read once, so that the executed bytes are the hashed bytes
     module = ModuleType(f"peerdg_plugin_{path.stem}")
     module.__file__ = str(path)

@@ -132,7 +132,7 @@ def import_timm(name: str) -> Any:
 def build_classifier(
     backbone: str,
     *,
-    classes: Sequence[str],
+    classes: Sequence[str] | int,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Classifier:
@@ -140,7 +140,7 @@ def build_classifier(
 
     Args:
         backbone: A name in `models.names.BACKBONES`, e.g. `"digits-cnn"`, or `"timm:NAME"`.
-        classes: Class names in label order.
+        classes: Class names in label order, or their number.
         mean: Per-channel mean to subtract, on the scale 0..1. Defaults to the mean that the
             published weights of the backbone expect.
         std: Per-channel scale to divide by. Defaults to the scale that they expect.
@@ -161,7 +161,7 @@ def build_classifier(
     default_mean, default_std = info.normalization or ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     model = Classifier(
         encoder,
-        nn.Linear(feature_dim, len(classes)),
+        nn.Linear(feature_dim, classes if isinstance(classes, int) else len(classes)),
         classes=classes,
         mean=default_mean if mean is None else mean,
         std=default_std if std is None else std,

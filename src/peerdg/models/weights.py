@@ -90,7 +90,7 @@ def download(url: str, path: Path) -> None:
     except (OSError, HTTPException) as error:
         raise ConfigError(
             f"Cannot download the weights from {url}: {error}.",
-            hint=f"Place the file at {path} or use --weights none.",
+            hint=f"Place the file at {path}, or pass --weights FILE with its --backbone.",
         ) from error
     except RuntimeError as error:
         raise DamagedError(
