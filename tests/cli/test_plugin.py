@@ -295,8 +295,6 @@ def test_a_plugin_that_cannot_be_read_is_refused(here, capsys):
     assert "There is no plugin none.py" in ask([*asked, "none.py"], capsys, 2)
     (here / "folder.py").mkdir()
     assert "folder.py" in ask([*asked, "folder.py"], capsys, 2)
-    (here / "large.py").write_bytes(b"#" * (2**20 + 1))
-    assert "1,048,576 bytes" in ask([*asked, "large.py"], capsys, 2)
     assert "not a valid name" in ask([*asked, "notes.txt"], capsys, 2)
     assert "--plugin" in ask(asked, capsys, 2)
     assert "Unknown option --plugin" in ask(["predict", "x", "y", "--plugin", "a.py"], capsys, 2)

@@ -32,7 +32,7 @@ def test_missing_weights_are_refused_with_the_expected_path(offline):
         initialize(model, "resnet18", "imagenet")
     assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.message
     assert str(offline / "resnet18-f37072fd.pth") in error.value.hint
-    assert "--weights none" in error.value.hint
+    assert "--weights FILE" in error.value.hint
     assert error.value.exit_code == 2
     assert not offline.exists() or not list(offline.iterdir())
 
@@ -47,7 +47,7 @@ def test_missing_weights_of_timm_are_refused(monkeypatch):
     monkeypatch.setattr(hub, "hf_hub_download", fail)
     with pytest.raises(ConfigError, match=r"huggingface[.]co/timm/convnext_atto") as error:
         initialize(build("timm:convnext_atto", classes=2), "timm:convnext_atto", "imagenet")
-    assert "--weights none" in error.value.hint
+    assert "--weights FILE" in error.value.hint
 
 
 def test_a_missing_data_set_is_reported_before_missing_weights(offline, tmp_path, capsys):
