@@ -46,7 +46,7 @@ MARKS = {RECONSTRUCTION: MARK, ORACLE: "‡", INERT: "(inert)"}
 _EXPLAINED = {
     RECONSTRUCTION: f"{MARK} reconstruction: no code or values were published for this data.",
     ORACLE: "‡ oracle: trained on targets, or given a network that was trained elsewhere.",
-    INERT: "(inert): the method had no effect of its own, so the row does not measure it.",
+    INERT: "(inert): the method did not do its work, so the row does not measure it.",
 }
 _MB = 1e6
 _CROSS_ENTROPY = "cross_entropy"  # term whose gradient others are compared with
