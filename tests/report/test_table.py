@@ -206,7 +206,7 @@ def test_a_row_is_inert_if_the_records_of_a_run_say_so():
 
     found = make_table({"a": [run(0, 2.0), run(1, 0.25)], "b": [run(0, 2.0)]})
     assert [row.label for row in found.rows] == ["a (inert)", "b"]
-    assert "(inert): the method had no effect" in found.notes()[0]
+    assert "(inert): the method" in found.notes()[0]
     assert "a (inert): perturbation 0.25 gray levels." in found.notes()
     lines = csv.DictReader(io.StringIO(found.csv()))
     assert [line["inert"] for line in lines] == ["perturbation 0.25 gray levels", ""]
