@@ -140,6 +140,19 @@ def test_rows_with_other_options_are_refused_with_the_difference(earlier):
         assert not RecordedRows.read([earlier], replace(other, seeds=(7,))).results  # not asked for
 
 
+def test_an_option_newer_than_the_records_counts_as_its_default(earlier, tmp_path: Path):
+    usual, other = (
+        plan(earlier.parent / "images", "peer", peer={"k": 1, "normalize": normalize})
+        for normalize in ("columns", "rows")
+    )
+    config = usual.members["peer"].config.tables()
+    config["peer"] = {k: v for k, v in config["peer"].items() if k != "normalize"}
+    records = changed(earlier, tmp_path, row="peer", config=config)
+    assert RecordedRows.read([records], usual).results
+    with pytest.raises(ConfigError, match="normalize"):
+        RecordedRows.read([records], other)
+
+
 def test_what_an_epoch_is_one_of_is_compared_only_where_it_matters(earlier, tmp_path: Path):
     """Of a pool that grows it decides the number of steps."""
     passes = {name: value for name, value in TRAIN.items() if name != "steps_per_epoch"}

@@ -28,6 +28,17 @@ def test_equals_the_definition_written_as_a_loop(n, d, lam):
     assert float(barlow_twins(z_a, z_b, lam=lam)) == pytest.approx(expected, rel=1e-10)
 
 
+def test_with_unit_rows_the_matrix_is_not_standardized():
+    torch.manual_seed(0)
+    z_a, z_b = torch.randn(2, 16, 4, dtype=torch.float64)
+    m = sum(torch.outer(a / a.norm(), b / b.norm()) for a, b in zip(z_a, z_b, strict=True)) / 16
+    expected = sum(
+        (1 - m[i, j]) ** 2 if i == j else 0.3 * m[i, j] ** 2 for i in range(4) for j in range(4)
+    )
+    value = barlow_twins(z_a, z_b, lam=0.3, normalize="rows")
+    assert float(value) == pytest.approx(float(expected), rel=1e-12)
+
+
 def test_has_the_closed_form_of_two_perfectly_correlated_and_two_opposed_columns():
     column = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
     r = 1 / (1 + EPS)  # correlation of a unit-variance column with itself, given epsilon

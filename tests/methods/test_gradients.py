@@ -55,13 +55,15 @@ def test_scale_gradient_makes_the_regularizers_norm_w_times_that_of_cross_entrop
     assert float(pull) == pytest.approx(recorded["regularizer"], rel=1e-3)
 
 
-def test_scale_mean_divides_by_the_outputs_of_the_head():
-    terms = {scale: make(scale=scale, w=2.0).loss(probe()) for scale in ("sum", "mean")}
+def test_scale_mean_divides_by_the_outputs_of_the_head_and_released_by_forty():
+    scales = ("sum", "mean", "released")
+    terms = {scale: make(scale=scale, w=2.0).loss(probe()) for scale in scales}
     extra = {
         scale: float((t["loss"] - t["ce_clean"] - t["ce_augmented"]).detach())
         for scale, t in terms.items()
     }
     assert extra["mean"] == pytest.approx(extra["sum"] / 4, rel=1e-4)
+    assert extra["released"] == pytest.approx(extra["sum"] / 40, rel=1e-4)
     assert float(terms["mean"]["regularizer"]) == float(terms["sum"]["regularizer"])
 
 

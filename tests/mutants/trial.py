@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tests.mutants.catalogue import Mutant
 
-COPIED = ("src", "tests", "pyproject.toml")
+COPIED = ("src", "tests", "results", "pyproject.toml")
 PACKAGE = Path("src/peerdg")
 WORKER = Path(__file__).with_name("worker.py")
 TIMEOUT = 600.0  # seconds for one stage of tests

@@ -1,5 +1,7 @@
 """Barlow Twins loss."""
 
+from typing import Literal
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +13,11 @@ EPS = 1e-5
 
 @in_full_precision
 def barlow_twins(
-    z_a: Float[Tensor, "batch dim"], z_b: Float[Tensor, "batch dim"], *, lam: float = 5e-3
+    z_a: Float[Tensor, "batch dim"],
+    z_b: Float[Tensor, "batch dim"],
+    *,
+    lam: float = 5e-3,
+    normalize: Literal["columns", "rows"] = "columns",
 ) -> Float[Tensor, ""]:
     """Compute the Barlow Twins loss, which pulls the cross-correlation towards the identity.
 
@@ -24,13 +30,16 @@ def barlow_twins(
         z_a: Projected features of one model or view.
         z_b: Projected features of the other one, for the same images in the same order.
         lam: Weight λ of the redundancy term.
+        normalize: `"columns"` is the published loss. `"rows"` instead scales each sample to unit
+            length, another reading of PEER's paper. Then Σ_i M_ii is the mean cosine similarity.
 
     Raises:
         ValueError: If there are fewer than 2 samples, which have no correlation.
     """
     if len(z_a) < 2:
         raise ValueError("Barlow Twins needs a batch of at least 2 samples.")
-    m = _standardize(z_a).T @ _standardize(z_b) / len(z_a)  # (dim, dim)
+    scale = _standardize if normalize == "columns" else F.normalize
+    m = scale(z_a).T @ scale(z_b) / len(z_a)  # (dim, dim)
     diagonal = m.diagonal()
     redundancy = m.square().sum() - diagonal.square().sum()
     return (1 - diagonal).square().sum() + lam * redundancy

@@ -30,6 +30,7 @@ from peerdg.stages import stage
 if TYPE_CHECKING:
     from peerdg.methods.peer import Settings as PeerSettings
 
+RELEASED_SCALE = 0.025  # of the sum, in the Barlow Twins code of 2021. No paper mentions it
 regularizer_option = partial(option, part_of="regularizer")
 
 
@@ -42,6 +43,9 @@ class AlignmentSettings(MethodSettings):
     lam: float = regularizer_option(0.005, "weight of the redundancy term", at_least=0)
     regularizer: Literal["barlow-twins", "info-nce", "none"] = option(
         "barlow-twins", "loss between projected features", formerly="regulariser"
+    )
+    normalize: Literal["columns", "rows"] = regularizer_option(
+        "columns", "Barlow Twins: standardize outputs (published), or scale images to length 1"
     )
     tau: float = regularizer_option(0.1, "temperature of InfoNCE (paper: 1)", above=0)
     head: Literal["trained", "frozen", "none"] = regularizer_option("trained", "projection head R")
@@ -99,7 +103,7 @@ def alignment_loss(
         z_target = z_target.detach()
     if settings.regularizer == "info-nce":
         return info_nce(z, z_target, tau=settings.tau)
-    return barlow_twins(z_target, z, lam=settings.lam)
+    return barlow_twins(z_target, z, lam=settings.lam, normalize=settings.normalize)
 
 
 class CachedFeatures(nn.Module):
@@ -184,8 +188,9 @@ class RegularizerScale(nn.Module):
     depends on the number of outputs and on the batch.
 
     Args:
-        settings: PEER's options. `scale` is `"sum"` (published), `"mean"` over R's outputs, or
-            `"gradient"`, which equalizes both gradient norms at the encoder.
+        settings: PEER's options. `scale` is `"sum"` (published), `"released"` (the sum times the
+            constant in the Barlow Twins code of 2021), `"mean"` over R's outputs, or `"gradient"`,
+            which equalizes both gradient norms at the encoder.
         feature_dim: Dimension of the encoder's features.
         probe: Labeled images to measure gradients on, at the start of each period.
     """
@@ -210,6 +215,8 @@ class RegularizerScale(nn.Module):
 
     def forward(self, regularizer: Tensor) -> Tensor:
         """Scale the regularizer, or the norm of its gradient."""
+        if self.settings.scale == "released":
+            return RELEASED_SCALE * regularizer
         if self.settings.scale == "mean":
             return regularizer / self.outputs
         if self.settings.scale == "gradient":

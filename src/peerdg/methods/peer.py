@@ -23,8 +23,8 @@ from peerdg.stages import stage
 class Settings(alignment.FrozenGuideSettings):
     """Train a proxy on augmented images, guided by the average of its snapshots."""
 
-    scale: Literal["sum", "mean", "gradient"] = alignment.regularizer_option(
-        "sum", "sum (published), mean over outputs, or equal gradients"
+    scale: Literal["sum", "released", "mean", "gradient"] = alignment.regularizer_option(
+        "sum", "sum (published), 0.025 x sum, mean over outputs, or equal gradients"
     )
     gradient_images: int = option(0, "images to measure gradients on (0: none)", at_least=0)
     augment: bool = option(True, "train on augmented images (off: both views are clean)")
@@ -115,7 +115,8 @@ class PEER(AugmentedMethod):
                 if settings.regularizer == "info-nce":
                     regularizer = regularizer + info_nce(z_p, z_f, tau=settings.tau)
                 else:
-                    regularizer = regularizer + barlow_twins(z_f, z_p, lam=settings.lam)
+                    bt = barlow_twins(z_f, z_p, lam=settings.lam, normalize=settings.normalize)
+                    regularizer = regularizer + bt
         total = ce + ce_bar + settings.w * self.scale(regularizer)
         return Loss(total, ce_clean=ce, ce_augmented=ce_bar, regularizer=regularizer)
 
