@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -268,6 +269,12 @@ def test_gradients_reach_proxy_and_head_but_never_the_task_model():
 
 def test_a_frozen_head_gets_no_gradient():
     assert not any(name.startswith("projection.") for name in gradients(make(head="frozen")))
+
+
+def test_the_head_has_the_requested_layers():
+    for layers in (1, 2, 3):
+        head = make(head_layers=layers).projection
+        assert sum(isinstance(layer, nn.Linear) for layer in head.modules()) == layers
 
 
 def test_without_head_features_are_compared_themselves_and_stay_finite():

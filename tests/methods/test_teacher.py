@@ -104,6 +104,7 @@ def test_the_teacher_is_never_changed(teacher):
     for name, value in method.teacher.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert not any(part.training for part in method.teacher.modules())
+    assert not any(parameter.requires_grad for parameter in method.teacher.parameters())
 
 
 def test_the_fitted_adapter_keeps_the_features_that_separate_classes():

@@ -86,6 +86,7 @@ def test_an_unused_atom_is_unchanged_until_it_is_reseeded():
     dictionary.learn(atoms, sums)
     assert torch.equal(atoms[[1, 4]], before[[1, 4]])
     assert not torch.equal(atoms[0], before[0])
+    dictionary.products += 1  # as if the two had been used before
     learned, products = atoms.clone(), dictionary.products.clone()
     assert dictionary.reseed(atoms) == 2
     used = [0, 2, 3, 5]
