@@ -128,7 +128,7 @@ class PlainL2D:
 
 
 def test_training_equals_a_plain_alternating_loop():
-    weights = {"alpha1": 0.7, "alpha2": 0.3, "beta": 0.4}
+    weights = {"alpha1": 0.7, "alpha2": 0.3, "beta": 40.0}
     method = method_of(style_lr=2.0, **weights)
     start = copy.deepcopy(method.state_dict())
     plain = PlainL2D(method, lr=PHASE.lr, style_lr=2.0)

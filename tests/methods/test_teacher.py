@@ -126,6 +126,21 @@ def test_the_fitted_adapter_keeps_the_features_that_separate_classes():
     assert fit(small.T) < 0.22  # of a variance of 2/9 with no features at all
 
 
+def test_the_adapter_is_fitted_on_each_image_with_its_own_label():
+    expected = make(wide()).adapter.requires_grad_(True)
+    features = wide().eval().features(SOURCE.images).detach()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        fit = nn.Sequential(expected, nn.Linear(expected.out_features, 3))
+        optimizer = torch.optim.Adam(fit.parameters(), lr=Settings().adapter_lr)
+        for _ in range(3):
+            torch.randperm(len(SOURCE))  # one batch of all images, in any order
+            optimizer.zero_grad()
+            F.cross_entropy(fit(features), SOURCE.labels).backward()
+            optimizer.step()
+    torch.testing.assert_close(started(wide()).adapter.weight, expected.weight.detach())
+
+
 def test_the_adapter_is_fitted_once_and_kept_with_the_state():
     method = started(wide())
     fitted = method.adapter.weight.clone()
