@@ -64,7 +64,8 @@ def test_gradients_flow_through_both_views():
         return ce + 2.0 * cross_correlation_loss(z, z_bar, lam=0.005)
 
     method.loss(BATCH)["loss"].backward()
-    for place in range(3):
+    gradient = method.model.encoder.fc.weight.grad.view(-1)
+    for place in gradient.abs().topk(3).indices:
         with torch.no_grad():
             ends = []
             for step in (1e-6, -1e-6):
@@ -72,8 +73,7 @@ def test_gradients_flow_through_both_views():
                 ends.append(value())
                 weight[place] -= step
         slope = float(ends[0] - ends[1]) / 2e-6
-        gradient = method.model.encoder.fc.weight.grad.view(-1)[place]
-        assert float(gradient) == pytest.approx(slope, rel=1e-3, abs=1e-5)
+        assert float(gradient[place]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
 def test_info_nce_compares_the_views_of_the_same_image():
