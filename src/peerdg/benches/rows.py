@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from peerdg.benches.folder import BenchFolder
 
 COMBINED = "combined"  # name of a combined model in evaluations
-_WITHOUT_EFFECT = {*MAY_CHANGE, *DATA_PLACES, "keep_snapshots"}  # options without effect on results
+_WITHOUT_EFFECT = {
+    *MAY_CHANGE,
+    *DATA_PLACES,
+    "keep_snapshots",
+    "select",
+}  # options without effect on results
 
 
 @dataclass(frozen=True)

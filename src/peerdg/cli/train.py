@@ -78,6 +78,7 @@ def run_and_report(
 
     progress = ProgressDisplay() if quiet else ConsoleProgress(error_console)
     start_run(config, out, existing=existing, progress=progress, **options)
+    from peerdg.models.stored import require_model
     from peerdg.report.runs import read_run
     from peerdg.report.table import final_table, profile_table
 
@@ -85,5 +86,8 @@ def run_and_report(
     console.print(final_table(trained))
     if options.get("profile"):
         console.print(profile_table(trained))
+    if config.select != "last":
+        chosen = require_model(out / "model")["training"]["selection"]
+        console.print(f"The table shows the last epoch. Deployed by {chosen}.")
     console.print(f"Model in {out}/model. Use it with: {command('predict', out, 'IMAGE')}")
     console.print(f"Page with figures: {command('runs', out, '--report', f'{out}-report')}")

@@ -51,7 +51,7 @@ UNKNOWN = "unknown"
 
 # Options that may differ within a variant. Batch statistics are compared separately, because not
 # every network has them.
-_WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statistics"}
+_WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "select", "batch_statistics"}
 _FROM_MANIFEST = ("images", "weights_sha256", "models", "network", "network_weights", "software",
                   "oracle")  # fmt: skip
 _SHORT_HASH = 12  # characters

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.accuracy import BINS, DomainReport, evaluate_in_detail
+from peerdg.evaluate.selection import best_so_far
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically, write_json
 from peerdg.methods.base import Method
@@ -21,7 +22,7 @@ from peerdg.terminal import markdown_environment, visible
 from peerdg.train.state import TrainState
 
 CARD = "MODEL_CARD.md"
-SELECTION = "selection rule last: no epoch was chosen by its accuracy"
+LAST = "selection rule last: no epoch was chosen by its accuracy"
 
 
 def model_writer(
@@ -33,10 +34,13 @@ def model_writer(
 ) -> Callable[[], None] | None:
     """Return a function that writes the deployed model with these evaluation `records`.
 
-    Returns None if the model has not been trained for an epoch yet.
+    Returns None if the model has not been trained for an epoch yet, or if `config.select` prefers
+    an earlier epoch.
     """
     epoch = state.method.epochs_seen(state.epoch)
     if not epoch and not config.pretrain.epochs:
+        return None
+    if config.select != "last" and selected_epoch(config, run, state.method)[0] != state.epoch:
         return None
     description = _describe(config, run, inputs, state.method, records, epoch=epoch)
     weights = state.method.evaluated_networks[state.method.deployed_name].state_dict()
@@ -53,14 +57,16 @@ def model_writer(
 def finish(
     config: RunConfig, run: RunFolder, inputs: Inputs, method: Method, seconds: float
 ) -> None:
-    """Write the finished model, its card and `done.json` into the run folder."""
-    final = [
-        record
-        for record in run.metrics.read()
-        if record["kind"] == "evaluation" and record["epoch"] == config.train.epochs
-    ]
+    """Write the finished model, its card and `done.json` into the run folder.
+
+    The deployed network already has the weights of the selected epoch.
+    """
+    evaluations = [record for record in run.metrics.read() if record["kind"] == "evaluation"]
+    final = [record for record in evaluations if record["epoch"] == config.train.epochs]
+    selected, _ = selected_epoch(config, run, method)
+    shown = [record for record in evaluations if record["epoch"] == selected]
     epoch = method.epochs_seen(config.train.epochs)
-    description = _describe(config, run, inputs, method, final, epoch=epoch, complete=True)
+    description = _describe(config, run, inputs, method, shown, epoch=epoch, complete=True)
     deployed = method.deployed_name
     digest = write_model(run.model, method.evaluated_networks[deployed].state_dict(), description)
     write_card(run.model)
@@ -70,6 +76,11 @@ def finish(
         accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
     done = {"weights_sha256": digest, "deployed": deployed, "accuracy": accuracy}
     write_json(run.done_file, done)
+
+
+def selected_epoch(config: RunConfig, run: RunFolder, method: Method) -> tuple[int, float | None]:
+    """Return the epoch that `config.select` chooses from the evaluations so far, and its score."""
+    return best_so_far(run.metrics.read(), config.select, model=method.deployed_name)
 
 
 def _describe(
@@ -95,6 +106,10 @@ def _describe(
         images[VALIDATION] = len(splits.validation)
         if complete:
             detail = evaluate_in_detail(model, splits.validation, size=size, worst=0)
+    selection = LAST
+    if config.select != "last":
+        chosen, score = selected_epoch(config, run, method)
+        selection = f"selection rule {config.select}: epoch {chosen}, score {score:.1f} %"
     training = {
         "data": config.benchmark,
         "source": splits.train.name,
@@ -106,7 +121,7 @@ def _describe(
         "budget": config.budget,
         "seed": config.seed,
         "settings": settings,
-        "selection": SELECTION,
+        "selection": selection,
         **results((r for r in records if r["model"] == method.deployed_name), detail),
     }
     if config.train_seed is not None:

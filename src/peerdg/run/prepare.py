@@ -87,6 +87,10 @@ def load_inputs(
     for phase in phases_of(config):
         steps_per_epoch(phase.settings, len(splits.train))  # Raises if a batch is too large.
     config.average.check_validation(available=splits.validation is not None)
+    if config.select != "last" and splits.validation is None:
+        raise ConfigError(f"--select {config.select} needs validation images of the source.")
+    if config.select == "crafted-val" and config.crafted == "off":
+        raise ConfigError("--select crafted-val needs --crafted disjoint.")
     batches_from = config.method_settings.batches_from
     source = Source(splits.train, config.transform, device=device, batches_from=batches_from)
     config.method_settings.check_images(source.size)
