@@ -39,8 +39,8 @@ class AverageSettings:
     last: int | None = option(None, "average only the newest N snapshots; default: all", at_least=1)
     also: tuple[str, ...] = option((), "more means: last-3 (newest 3), start-4 (skip first 4)")
     swa_start: float = option(0.0, "SWA: fraction of the epochs to skip", at_least=0, at_most=1)
-    decay: float = option(0.999, "EMA: decay d", at_least=0, at_most=1)
-    warm_up: bool = option(True, "EMA: increase d from 0.1 in the first steps")
+    decay: float = option(1.0, "EMA: maximum of the decay d", at_least=0, at_most=1)
+    warm_up: bool = option(True, "EMA: window of a ninth of the steps so far, up to the maximum")
     t0: int | None = option(
         None, "SMA: start after this many steps; default 100, a tenth of short runs", at_least=0
     )
@@ -62,6 +62,8 @@ class AverageSettings:
         for name in self.also:
             _window(name, k=1)
         names = (*self.kind, *self.also)
+        if "ema" in self.kind and self.decay == 1 and not self.warm_up:
+            raise ConfigError("An EMA without warm-up needs a decay below 1 (--average.decay).")
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"The average '{twice[0]}' is listed twice.")
 

@@ -44,13 +44,14 @@ class _Moving(Average):
 class EMA(_Moving):
     """Exponential moving average θ̄ <- d θ̄ + (1 - d) θ after every step.
 
-    With warm-up, d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that the initial
-    weights do not dominate a short run. The constants are TensorFlow's. Tarvainen and Valpola,
-    "Mean teachers", NeurIPS 2017, https://arxiv.org/abs/1703.01780, use different ones. Batch
-    statistics are averaged with the same d.
+    With warm-up, d is min(decay, (1 + t) / (10 + t)) at step t, counted from 0. The constants are
+    TensorFlow's. The average then covers about the last ninth of the steps, in a run of any length,
+    until d reaches `decay`. Tarvainen and Valpola, "Mean teachers", NeurIPS 2017,
+    https://arxiv.org/abs/1703.01780, use 0.999, a window of 1,000 steps. Batch statistics are
+    averaged with the same d.
     """
 
-    def __init__(self, model: Classifier, *, decay: float = 0.999, warm_up: bool = True) -> None:
+    def __init__(self, model: Classifier, *, decay: float = 1.0, warm_up: bool = True) -> None:
         super().__init__(model)
         self.decay = decay
         self.warm_up = warm_up
