@@ -142,7 +142,8 @@ def test_a_period_is_averaged_at_its_end_and_only_once():
     average = Snapshots(model, k=2)
     records = [average.after_epoch(jiggle(model, epoch), epoch) for epoch in range(5)]
     assert records == [{}, {"snapshots": 1}, {}, {"snapshots": 2}, {}]
-    assert average.after_epoch(jiggle(model, 9), 3) == {}  # a resumed run ends the epoch again
+    # A resumed run ends the epoch again.
+    assert average.after_epoch(jiggle(model, 9), 3) == {"snapshots": 2}
     mean = torch.stack([jiggle(model, epoch).head.weight for epoch in (1, 3)]).mean(0)
     torch.testing.assert_close(average.model.head.weight, mean)
     assert average.epochs_seen(5) == 4

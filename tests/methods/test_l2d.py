@@ -209,6 +209,10 @@ def test_a_class_with_one_image_leaves_every_term_finite():
         assert all(math.isfinite(float(value.detach())) for value in terms.values())
 
 
+def test_the_noise_of_the_bottleneck_is_an_option():
+    assert [method_of(noise=noise).model.neck.noise for noise in (0.0, 0.7)] == [0.0, 0.7]
+
+
 def test_a_deployed_network_is_deterministic():
     model, images = method_of().deployed.eval(), tiny_domain().images
     assert torch.equal(model(images), model(images))

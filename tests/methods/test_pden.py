@@ -22,7 +22,7 @@ from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 SMALL = {"domains": 3, "k": 2, "width": 4, "dim": 6}
-WEIGHTS = {"w_cls": 0.7, "w_div": 1.5, "w_cyc": 3.0, "w_info": 0.4, "delta": 0.02}
+WEIGHTS = {"w_cls": 0.7, "w_div": 1.5, "w_cyc": 3.0, "w_info": 0.4, "delta": 0.5}
 PHASE = PhaseSettings(optimizer="sgd", lr=0.05, momentum=0.5)
 
 

@@ -243,7 +243,7 @@ def test_no_averaging_and_a_window_to_average_exclude_each_other():
 
 
 OTHER_VALUES = {
-    "k": 7, "start": 1, "last": 3, "swa_start": 0.5, "decay": 0.9, "warm_up": False, "t0": 3,
+    "k": 7, "start": 1, "last": 3, "swa_start": 0.5, "decay": 0.9, "t0": 3,
     "every": 2, "converge": 2, "tolerance": 4, "ratio": 0.1,
 }  # fmt: skip
 

@@ -49,6 +49,7 @@ def test_draws_with_replacement_come_from_all_images():
     order = epoch_order(DRAWN, IMAGES, 0, "train", 0)
     assert [len(batch) for batch in order] == [4] * 50
     assert len(order) == steps_per_epoch(DRAWN, IMAGES)
+    assert steps_per_epoch(ONE_PASS, ONE_PASS.batch_size) == 1
     assert {*rows(DRAWN)} == {*range(IMAGES)}
     assert any(len({*batch.tolist()}) < 4 for batch in order)
 

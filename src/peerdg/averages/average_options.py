@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 KINDS = {
     "snapshots": ("k", "start", "last"),  # mean of snapshots taken every k epochs
     "swa": ("swa_start",),  # mean of snapshots taken every epoch
-    "ema": ("decay", "warm_up"),  # exponential moving average over steps
+    "ema": ("decay",),  # exponential moving average over steps
     "sma": ("t0",),  # mean over all steps from t0 on
     "swad": ("every", "converge", "tolerance", "ratio"),  # mean over the flat part of the loss
 }
@@ -39,8 +39,9 @@ class AverageSettings:
     last: int | None = option(None, "average only the newest N snapshots; default: all", at_least=1)
     also: tuple[str, ...] = option((), "more means: last-3 (newest 3), start-4 (skip first 4)")
     swa_start: float = option(0.0, "SWA: fraction of the epochs to skip", at_least=0, at_most=1)
-    decay: float = option(1.0, "EMA: maximum of the decay d", at_least=0, at_most=1)
-    warm_up: bool = option(True, "EMA: window of a ninth of the steps so far, up to the maximum")
+    decay: float = option(
+        1.0, "EMA: maximum decay d; 1: average the last ninth of the steps", at_least=0, at_most=1
+    )
     t0: int | None = option(
         None, "SMA: start after this many steps; default 100, a tenth of short runs", at_least=0
     )
@@ -62,8 +63,6 @@ class AverageSettings:
         for name in self.also:
             _window(name, k=1)
         names = (*self.kind, *self.also)
-        if "ema" in self.kind and self.decay == 1 and not self.warm_up:
-            raise ConfigError("An EMA without warm-up needs a decay below 1 (--average.decay).")
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"The average '{twice[0]}' is listed twice.")
 
@@ -147,7 +146,7 @@ def make_average(
     if rule is not None:
         return Snapshots(model, k=rule.k, start=rule.start, last=rule.last)
     if kind == "ema":
-        return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
+        return EMA(model, decay=settings.decay)
     if kind == "sma":
         default = min(100, epochs * steps // 10)
         return SMA(model, start=default if settings.t0 is None else settings.t0)

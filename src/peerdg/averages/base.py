@@ -50,7 +50,10 @@ class Average(nn.Module, abc.ABC):
         return
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """Update the average and return values to log. Called after each epoch, counted from 0."""
+        """Update the average and return values to log. Called after each epoch, counted from 0.
+
+        A resumed run may call this a second time, which must change nothing.
+        """
         return {}
 
     @property

@@ -110,10 +110,11 @@ class Snapshots(Average):
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
         """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ) after every k-th epoch."""
-        if self.include_init or (epoch + 1) % self.k or int(self.epoch) == epoch + 1:
+        if self.include_init or (epoch + 1) % self.k:
             return {}
-        self.add(model)
-        self.epoch.fill_(epoch + 1)
+        if int(self.epoch) != epoch + 1:  # Not repeated if a stop interrupted the end of the epoch.
+            self.add(model)
+            self.epoch.fill_(epoch + 1)
         return {"snapshots": self.count}
 
     def epochs_seen(self, epoch: int) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError
 from peerdg.evaluate.selection import Choice, Rule, select
-from peerdg.evaluate.statistics import Difference, paired_difference
+from peerdg.evaluate.statistics import Difference, paired_difference, subtract_by_seed
 from peerdg.report.runs import MARK, UNKNOWN, RunResult, numbered
 from peerdg.terminal import Table
 
@@ -282,7 +282,9 @@ def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -
         differences = {}
         for name, values in measured.items():
             terms = [[values.get(row, {}) for row in term] for term in pair]
-            ours, theirs = (rows[0] if len(rows) == 1 else _subtract(*rows) for rows in terms)
+            ours, theirs = (
+                rows[0] if len(rows) == 1 else subtract_by_seed(*rows) for rows in terms
+            )
             if difference := paired_difference(ours, theirs):
                 differences[name] = difference
         if score in differences:
@@ -290,10 +292,6 @@ def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -
             label = " - ".join(_joined([marked[name] for name in term]) for term in pair)
             answers.append(Answer(question, method, partner, differences, label))
     return answers
-
-
-def _subtract(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
-    return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
 
 
 def _joined(names: Sequence[str]) -> str:

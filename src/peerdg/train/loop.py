@@ -126,14 +126,13 @@ def _train_epoch(
 
     guard.check_weights()
     with stage("end of epoch"), seeded(seed, "end", *key):
-        if state.average_records is None:  # Not repeated if a stop interrupted `end_epoch`.
-            state.average_records = method.finish_epoch_averages(state.epoch)
+        average_records = method.finish_epoch_averages(state.epoch)
         with interruptible(hooks.before_item):
             result = method.end_epoch(state.epoch)
     for name in result.reset_optimizers:
         state.optimizers[name].state.clear()
     source.change_pool(result)
-    records = {"lr": lr, **start_records, **result.records, **state.average_records}
+    records = {"lr": lr, **start_records, **result.records, **average_records}
     seconds = time.perf_counter() - clock
     hooks.record_epoch(state, records, seconds, timed_steps=state.step - first_step)
     state.start_next_epoch()

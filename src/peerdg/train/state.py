@@ -25,7 +25,6 @@ class TrainState:
     step: int = 0  # completed steps of the current epoch
     sums: dict[str, Tensor] = field(default_factory=dict)  # sum of each loss term over these steps
     evaluated: bool = False  # whether the evaluation due after `epoch` epochs was recorded
-    average_records: dict[str, Any] | None = None  # None until this epoch's averages update
     pool: TrainingPool | None = None  # training images, if the method may add some
 
     @property
@@ -49,7 +48,7 @@ class TrainState:
     def start_next_epoch(self) -> None:
         """Move to the start of the next epoch."""
         self.epoch, self.step = self.epoch + 1, 0
-        self.evaluated, self.average_records = False, None
+        self.evaluated = False
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the state, keyed by `method.*`, `optimizer.*`, `sums.*`."""
@@ -70,7 +69,6 @@ class TrainState:
             "epoch": self.epoch,
             "step": self.step,
             "evaluated": self.evaluated,
-            "average_records": self.average_records,
             "optimizers": groups,
             "pool": [addition.digest for addition in self.additions],
             "terms": list(self.sums),  # stores the order, because safetensors sorts by name
@@ -99,7 +97,6 @@ class TrainState:
             ) from error
         self.epoch, self.step = metadata["epoch"], metadata["step"]
         self.evaluated = metadata["evaluated"]
-        self.average_records = metadata["average_records"]
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
