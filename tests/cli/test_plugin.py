@@ -248,6 +248,7 @@ def test_a_run_folder_never_makes_its_plugin_run(plugin, here, capsys, monkeypat
 FAULTS: dict[str, tuple[str, str]] = {
     "syntax": ("x = = 1\n", "is not valid Python: line 1: invalid syntax"),
     "raises": ("\n1 / 0\n", "line 2: ZeroDivisionError"),
+    "exits": ("\nraise SystemExit(0)\n", "line 2: SystemExit"),
     "no method": (PLUGIN.replace("class Soft(Method)", "class Soft(torch.nn.Module)"), "not 0"),
     "two methods": (PLUGIN + "\n\nclass More(Soft):\n    pass\n", "not 2"),
     "no dataclass": (PLUGIN.replace("@dataclass(frozen=True, kw_only=True)", ""), "frozen"),

@@ -45,7 +45,7 @@ def test_a_late_check_leaves_the_weights_before_the_bad_step(
     before = fresh(optimizer)
     steps(before, Guard(before), 2)
     state = fresh(optimizer)
-    spoil(state, 2, monkeypatch=monkeypatch)
+    spoil(state, 2, 4, monkeypatch=monkeypatch)
     with pytest.raises(NumericalError, match="step 3") as caught:
         steps(state, Guard(state, every=6), 6)
     assert caught.value.details["step"] == 2
