@@ -107,14 +107,13 @@ class AverageSettings:
 
 def _window(name: str, *, k: int) -> SnapshotRule:
     """Parse a name such as `last-3` or `start-4`."""
-    match = re.fullmatch(r"(last|start)-([1-9][0-9]{0,3})", name)
+    match = re.fullmatch(r"last-([1-9][0-9]{0,3})|start-([0-9]{1,4})", name)
     if match is None:
         raise ConfigError(
             f"Unknown snapshot window '{name}'.",
             hint="Use last-N for the newest N snapshots, or start-N to leave out the first N.",
         )
-    number = int(match[2])
-    return SnapshotRule(k, last=number) if match[1] == "last" else SnapshotRule(k, start=number)
+    return SnapshotRule(k, last=int(match[1])) if match[1] else SnapshotRule(k, start=int(match[2]))
 
 
 def make_average(
