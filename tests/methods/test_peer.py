@@ -398,9 +398,8 @@ def test_labels_that_are_not_class_indices_are_refused(labels):
 
 
 def test_labels_may_be_integers_of_any_size():
-    batch = Batch(SOURCE.images[:8], SOURCE.labels[:8])
-    for labels in (batch.labels.int(), batch.labels.to(torch.uint8)):
-        assert torch.equal(make().as_batch(batch.images, labels).labels, batch.labels)
+    for dtype in (torch.int32, torch.uint8):
+        assert make().as_batch(CLEAN, SOURCE.labels.to(dtype)).labels.equal(SOURCE.labels)
 
 
 def test_a_batch_of_one_image_needs_a_loss_without_regularizer():
@@ -422,13 +421,12 @@ def test_a_state_with_another_k_is_refused():
         make(k=3).load_state_dict(make(k=2).state_dict())
 
 
-@pytest.mark.parametrize("started", [None, 5])
-def test_an_epoch_that_was_not_started_cannot_end(started):
+def test_an_epoch_that_was_not_started_cannot_end():
     peer = make(k=1)
-    if started is not None:
-        peer.start_epoch(started)
-    with pytest.raises(ConfigError, match=r"start_epoch\(3\)"):
-        peer.end_epoch(3)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"start_epoch\(3\)"):
+            peer.end_epoch(3)
+        peer.start_epoch(5)
     assert peer.average.count == 0
 
 

@@ -318,19 +318,14 @@ class Method(nn.Module):
             return batch
         if labels is None:
             raise TypeError("Labels are missing. Pass a Batch, or images and labels.")
-        if labels.is_floating_point() or labels.shape != (len(batch),):
+        classes, is_index = len(self.trained.classes), not labels.is_floating_point()
+        if labels.is_cpu:  # Reading values would wait for any other device.
+            is_index = is_index and bool(((labels >= 0) & (labels < classes)).all())
+        if not is_index or labels.shape != (len(batch),):
             raise DataError(
-                f"Expected {len(batch)} class indices as labels, got {labels.dtype} of shape "
-                f"{list(labels.shape)}.",
+                f"Labels must be {len(batch)} class indices from 0 to {classes - 1}.",
                 hint="For one-hot labels, pass labels.argmax(1).",
             )
-        if labels.is_cpu and len(labels):  # Reading values would wait for any other device.
-            low, high, classes = int(labels.min()), int(labels.max()), len(self.trained.classes)
-            if low < 0 or high >= classes:
-                raise DataError(
-                    f"The labels go from {low} to {high}, but the network has {classes} classes.",
-                    hint=f"Number the classes from 0 to {classes - 1}.",
-                )
         return Batch(batch, labels.long())
 
     def loss(self, batch: Batch) -> Loss:

@@ -21,7 +21,6 @@ from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
 from peerdg.methods.registry import (
     Plugin,
-    file_of,
     loaded,
     loaded_plugin,
     method_names,
@@ -298,7 +297,7 @@ def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
     of_run = next((layer for layer in layers if "plugin" in layer), None)
     if of_run is None or (loaded_plugin() and method in method_names()):
         return
-    file = visible(file_of(_text(of_run, "plugin", "")))
+    file = visible(_text(of_run, "plugin", "").partition(" sha256:")[0])  # see `Plugin.identity`
     if method in method_names():
         raise ConfigError(f"Method '{method}' is built in. Remove the key 'plugin' ({file}).")
     raise ConfigError(
