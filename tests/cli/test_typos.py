@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from peerdg.cli.main import run
+from peerdg.files import write_json
 
 pytestmark = pytest.mark.timeout(90)  # what is accepted by mistake would train for hours
 
@@ -133,9 +134,8 @@ def test_a_config_file_that_is_not_there_or_not_text_is_refused(
 def test_a_misspelt_folder_is_answered_with_the_nearest(
     capsys: pytest.CaptureFixture[str], elsewhere: Path
 ):
-    (elsewhere / "photos").mkdir()
-    (elsewhere / "photos/1.jpg").touch()
-    (elsewhere / "runs/photos-peer-0").mkdir(parents=True)
+    write_json(elsewhere / "photos/1.jpg", {})
+    write_json(elsewhere / "runs/photos-peer-0/config.toml", {})
     for arguments, meant in [
         (["train", "phots/"], "photos?"),
         (["resume", "runs/photos-per-0"], "runs/photos-peer-0?"),

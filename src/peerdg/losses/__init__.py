@@ -17,7 +17,6 @@ def in_full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(loss)
     def computed(*z: Tensor, **options: Any) -> Tensor:
         with torch.autocast(z[0].device.type, enabled=False):
-            half = (torch.bfloat16, torch.float16)
-            return loss(*(each.float() if each.dtype in half else each for each in z), **options)
+            return loss(*(x.float() if x.dtype.itemsize == 2 else x for x in z), **options)
 
     return computed

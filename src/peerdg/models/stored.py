@@ -136,10 +136,11 @@ def require_model(path: Path) -> dict[str, Any]:
     file = model_folder(path) / DESCRIPTION
     if not file.exists():
         if not path.exists():
-            hint = f"{nearest_path(path) or ''} `peerdg runs {quote(str(path.parent))}` lists runs."
+            hint = nearest_path(path, holding="config.toml") or ""
+            hint += f" `peerdg runs {quote(str(path.parent))}` lists runs."
             raise DataError(f"The run folder {path} does not exist.", hint=hint.strip())
-        hint = "Pass a run folder or model folder. A run has a model after its first evaluation."
-        raise DataError(f"{path} has no {DESCRIPTION}, so there is no model to load.", hint=hint)
+        message = f"{path} has no {DESCRIPTION}, so there is no model to load."
+        raise DataError(message, hint="A run has a model after its first evaluation.")
     return read_description(file)
 
 
