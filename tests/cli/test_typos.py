@@ -41,7 +41,7 @@ TYPOS = {
     "--peer.k 0": (["train", "digits-mini", "--peer.k", "0"], "at least 1"),
     "--train.lr 0": (["train", "digits-mini", "--train.lr", "0"], "greater than 0"),
     "--train.lr nan": (["train", "digits-mini", "--train.lr", "nan"], "finite"),
-    "--augment.magnitude 31": (["train", "digits-mini", "--augment.magnitude", "31"], "at most 30"),
+    "--peer.head-dim 1e12": (["train", "digits-mini", f"--peer.head-dim={10**12}"], "at most"),
     "--digits-mini.train 5": (["train", "digits-mini", "--digits-mini.train", "5"], "at least 10"),
     # conflicts
     "--peer.k with erm": (["train", "digits-mini", "--method", "erm", "--peer.k", "1"],

@@ -124,8 +124,7 @@ class PEER(AugmentedMethod):
     def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ), see `Snapshots`."""
         if self.started != epoch:
-            hint = "Call both in each epoch, before and after training, with its number."
-            raise ConfigError(f"end_epoch({epoch}) without start_epoch({epoch}).", hint=hint)
+            raise ConfigError(f"end_epoch({epoch}) needs start_epoch({epoch}) before the epoch.")
         records = self.average.after_epoch(self.proxy, epoch)  # empty unless a snapshot was taken
         if not (records and self.settings.reset_proxy):
             return EpochResult(records)
