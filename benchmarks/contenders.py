@@ -159,7 +159,9 @@ class Trained:
 
     def refresh(self) -> None:
         """What PEER does once in k epochs: snapshot, average, features of all clean images."""
-        self.method.end_epoch(self.method.settings.k * (int(self.method.average.count) + 1) - 1)
+        last = self.method.settings.k * (int(self.method.average.count) + 1) - 1
+        self.method.start_epoch(last)
+        self.method.end_epoch(last)
         self.method.start_epoch(0)
 
 

@@ -65,9 +65,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return by_lower[matches[0]] if matches else None
 
 
-def nearest_path(path: Path) -> str | None:
-    """Suggest the existing path in the same folder with the closest name, or return None."""
-    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+def nearest_path(path: Path, *, holding: str = "") -> str | None:
+    """Suggest the path in the same folder with the closest name, if it holds such a file."""
+    names = [p.name for p in path.parent.glob("*") if (p / holding).exists()]
     guess = None if path.exists() else nearest(path.name, names)
     return f"Did you mean {path.parent / guess}?" if guess else None
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import peerdg
 from peerdg.cli.main import run
 from tests.cli.stored_models import CLASSES, save_small_model
 
@@ -44,17 +43,6 @@ def test_says_where_the_files_are_and_how_equal_the_answers(
     card = (tmp_path / "deep/model.MODEL_CARD.md").read_text()
     assert "execute code" in card
     assert "'model.pt2'" in card
-
-
-def test_onnx_through_the_command(model: Path, tmp_path: Path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    assert export(model, "--format", "onnx", "-o", tmp_path / "out") == 0
-    session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx")
-    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    logits = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
-    with torch.no_grad():
-        expected = peerdg.load_model(model).classifier(images)
-    assert (logits - expected).abs().max() <= 1e-4 * max(1, float(expected.abs().max()))
 
 
 def test_wrong_formats_and_folders_are_refused(

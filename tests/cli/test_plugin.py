@@ -174,7 +174,6 @@ def test_a_config_file_may_have_its_section_and_repeats_a_run(plugin, here, caps
     again = ["train", "--config", "run/config.toml", "--quiet"]
     said = ask([*again, "--out", "again"], capsys, 2)
     assert "--plugin soft_labels.py" in said
-    assert "--plugin soft_labels.py" in said
     ask([*again, "--plugin", "soft_labels.py", "--out", "again"], capsys)
     for file in ("config.toml", "metrics.jsonl", "model/model.safetensors"):
         assert (here / "again" / file).read_bytes() == (out / file).read_bytes()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from peerdg.cli.main import run
+from peerdg.files import write_json
 
 pytestmark = pytest.mark.timeout(90)  # what is accepted by mistake would train for hours
 
@@ -28,6 +29,8 @@ TYPOS = {
     "digit-mini": (["train", "digit-mini"], "'digits-mini'"),
     "--method pear": (["train", "digits-mini", "--method", "pear"], "'peer'"),
     "--budget qick": (["train", "digits-mini", "--budget", "qick"], "'quick'"),
+    "--target mnist-n": (["train", "digits-mini", "--target", "mnist-n"], "'mnist-m'"),
+    "--backbone digit-cnn": (["train", "digits-mini", "--backbone", "digit-cnn"], "'digits-cnn'"),
     # types
     "--peer.k 1.5": (["train", "digits-mini", "--peer.k", "1.5"], "whole number"),
     "--train.lr fast": (["train", "digits-mini", "--train.lr", "fast"], "float"),
@@ -38,7 +41,7 @@ TYPOS = {
     "--peer.k 0": (["train", "digits-mini", "--peer.k", "0"], "at least 1"),
     "--train.lr 0": (["train", "digits-mini", "--train.lr", "0"], "greater than 0"),
     "--train.lr nan": (["train", "digits-mini", "--train.lr", "nan"], "finite"),
-    "--augment.magnitude 31": (["train", "digits-mini", "--augment.magnitude", "31"], "at most 30"),
+    "--peer.head-dim 1e12": (["train", "digits-mini", f"--peer.head-dim={10**12}"], "at most"),
     "--digits-mini.train 5": (["train", "digits-mini", "--digits-mini.train", "5"], "at least 10"),
     # conflicts
     "--peer.k with erm": (["train", "digits-mini", "--method", "erm", "--peer.k", "1"],
@@ -78,6 +81,7 @@ FILES = {
     "other method's section": ('method = "peer"\n[randaugment]\nk = 1', "--method randaugment"),
     "other data's section": ("[digits]\nfirst = 1", "[digits]"),
     "choice misspelt": ('[peer]\nbn = "freeze"', "'frozen'"),
+    "plugin of a built-in method": ('method = "erm"\nplugin = "mine.py"', "Remove"),
     "not TOML": ("seed: 1", "line 1"),
 }
 
@@ -130,22 +134,20 @@ def test_a_config_file_that_is_not_there_or_not_text_is_refused(
 def test_a_misspelt_folder_is_answered_with_the_nearest(
     capsys: pytest.CaptureFixture[str], elsewhere: Path
 ):
-    (elsewhere / "photos").mkdir()
-    (elsewhere / "runs/photos-peer-0").mkdir(parents=True)
+    write_json(elsewhere / "photos/1.jpg", {})
+    write_json(elsewhere / "runs/photos-peer-0/config.toml", {})
     for arguments, meant in [
         (["train", "phots/"], "photos?"),
         (["resume", "runs/photos-per-0"], "runs/photos-peer-0?"),
-        (["evaluate", "runs/photos-per-0"], "runs/photos-peer-0?"),
+        (["evaluate", "runs/photos-per-0"], "runs/photos-peer-0? `peerdg runs runs`"),
+        (["predict", "runs/photos-per-0", "photos"], "runs/photos-peer-0? `peerdg runs runs`"),
+        (
+            ["export", "runs/photos-per-0", "--format=onnx"],
+            "runs/photos-peer-0? `peerdg runs runs`",
+        ),
     ]:
         assert run(arguments, debug=False) in (2, 5)
         assert f"Did you mean {meant}" in capsys.readouterr().err
-
-
-def test_a_misspelt_target_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]):
-    said = ask(["train", "digits-mini", "--target", "mnist-n", "--out", "run"], capsys)
-    assert "'mnist-m'" in said
-    said = ask(["train", "digits-mini", "--backbone", "digit-cnn", "--out", "other"], capsys)
-    assert "'digits-cnn'" in said
 
 
 def test_an_unknown_device_and_unknown_weights_are_refused(

@@ -4,20 +4,13 @@ import sys
 import pytest
 
 from peerdg.data.benchmarks import BENCHMARKS, DigitsMiniSettings, benchmark
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import DataError
 
 
 def test_listing_benchmarks_does_not_import_torch():
     script = "import sys, peerdg.data.benchmarks; sys.exit('torch' in sys.modules)"
     path = "import sys; sys.path[:0] = " + repr(sys.path) + "; "
     assert subprocess.run([sys.executable, "-I", "-c", path + script]).returncode == 0
-
-
-def test_an_unknown_name_error_suggests_the_nearest(tmp_path):
-    with pytest.raises(ConfigError, match=r"digit-mini.*\n.*'digits-mini'"):
-        benchmark("digit-mini")
-    with pytest.raises(ConfigError, match=r"no target domain 'shvn'.*\n.*'svhn'"):
-        benchmark("digits").load(None, root=tmp_path, targets=["shvn"])
 
 
 def test_loads_through_the_registry():

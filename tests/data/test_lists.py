@@ -53,6 +53,12 @@ def test_every_kind_of_list_gives_the_same_images(tmp_path, name):
     assert listing.splits == ("train", "validation", "test")
 
 
+def test_the_suffix_decides_between_equally_frequent_separators(tmp_path):
+    for name, by, other in (("l.csv", ",", "\t"), ("l.tsv", "\t", ",")):
+        (tmp_path / name).write_text(f"path{by}label{by}{other}{other}x\na/1.jpg{by}cat{by}x\n")
+        assert read_list(tmp_path / name).classes == ("cat",)
+
+
 def test_columns_may_have_their_usual_names_in_any_case(tmp_path):
     for header in ("file,class", "FileName,Target", "image,CATEGORY", "Path,Label"):
         (tmp_path / "l.csv").write_text(f"{header}\na/1.jpg,cat\na/2.jpg,dog\n")

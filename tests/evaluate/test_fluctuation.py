@@ -78,8 +78,8 @@ def test_the_averaged_series_is_the_mean_over_domains_at_each_time():
 
 def test_a_run_without_enough_periods_has_no_fluctuation():
     assert run_fluctuation({}) is None
-    assert run_fluctuation({"a": [1.0], "b": [1.0, 2.0]}) is None
-    assert run_fluctuation({"a": [1.0, 3.0], "b": [1.0, 2.0]}) is not None
+    assert run_fluctuation({"a": [1.0, 9.0], "b": [1.0, 2.0, 3.0]}) is None
+    assert run_fluctuation({"a": [1.0, 3.0, 9.0], "b": [1.0, 2.0, 3.0]}) is not None
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=10, max_size=30))

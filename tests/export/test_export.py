@@ -122,8 +122,8 @@ def test_weights_load_into_the_library_that_the_network_comes_from(backbone: str
         ("safetensors", "squeezenet1_1", False),
     ],
 )
-def test_the_card_says_where_the_normalization_is(
-    format: str, backbone: str, inside: bool, tmp_path: Path
+def test_the_card_has_code_that_runs_and_says_where_the_normalization_is(
+    format: str, backbone: str, inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The other tests show that images go in as the card says here."""
     if format == "onnx":
@@ -134,6 +134,10 @@ def test_the_card_says_where_the_normalization_is(
     card = (tmp_path / "out/MODEL_CARD.md").read_text()
     constants = "0.5, 0.5, 0.5" if backbone == "digits-cnn-half" else "0.485, 0.456, 0.406"
     assert constants in card
+    if format in ("onnx", "torch-export"):
+        monkeypatch.chdir(tmp_path / "out")
+        exec(card.split("```python\n")[1].split("```")[0], scope := {})
+        assert scope["logits"].shape == (1, len(CLASSES))
     assert ("Normalization is inside the model" in card) == inside
     assert ("give it (value / 255 - mean) / std" in card) == (not inside)
     assert about["normalization"] == ("inside the model" if inside else "to be done before")

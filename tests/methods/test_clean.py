@@ -78,6 +78,7 @@ def variances(model: Classifier) -> torch.Tensor:
 def stored_variances(domain: Domain) -> torch.Tensor:
     """Return the statistics of PEER's task model after a snapshot."""
     peer = PEER(copy.deepcopy(residual_network()), Settings(k=1), clean=Source(domain).clean)
+    peer.start_epoch(0)
     peer.end_epoch(0)
     return variances(peer.deployed)
 
@@ -190,8 +191,9 @@ def test_a_loader_that_does_not_shuffle_warns_once():
     data = TensorDataset(SOURCE.images, SOURCE.labels)
     with pytest.warns(PeerdgWarning, match="does not shuffle.*shuffle=True") as caught:
         peer = PEER(tiny_classifier(batch_norm=True), Settings(k=1), clean=DataLoader(data, 8))
-        peer.end_epoch(0)
-        peer.end_epoch(1)
+        for epoch in (0, 1):
+            peer.start_epoch(epoch)
+            peer.end_epoch(epoch)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     whole_batches = DataLoader(SOURCE.images.split(8), batch_size=None)

@@ -283,8 +283,8 @@ def test_a_run_as_of_an_epoch_is_the_run_that_ends_there():
 
 def test_fluctuation_counts_every_kth_epoch():
     run = level("randaugment", 0, epochs=14)
-    assert run.fluctuation("model", burn_in_periods=13) is None  # one point
-    assert run.fluctuation("model", burn_in_periods=12) is not None
-    assert run.fluctuation("model", every=2).mean.var == 0.0  # epochs 12 and 14
+    assert run.fluctuation("model", burn_in_periods=12) is None  # two points
+    assert run.fluctuation("model", burn_in_periods=11) is not None
+    assert run.fluctuation("model", every=2, burn_in_periods=4).mean.var == 0.0  # from epoch 10
     assert run.fluctuation("model", every=2, burn_in_periods=2).mean.var > 0  # with epoch 6
     assert replace(run, config={**run.config, "evaluate_every": 3}).period == 3

@@ -120,7 +120,7 @@ def test_a_run_is_not_resumed_with_a_changed_teacher(tmp_path):
     with pytest.raises(ConfigError, match=r"model for teacher\.model"):
         guided(run, teacher, existing="resume")
     shutil.rmtree(teacher)
-    with pytest.raises(DataError, match="There is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         guided(run, teacher, existing="resume")
     kept.rename(teacher)
     guided(run, teacher, existing="resume")

@@ -33,7 +33,7 @@ START = {
     "benchmark": "digits",
     "root": "/data",
     "method": "peer",
-    "targets": ["usps"],
+    "targets": ["mnist-m"],
     "augment": {"policy": "fixed"},
     # All of them: an option of an average that the run does not have is refused for that.
     "average": {"kind": ["snapshots", "swa", "ema", "sma", "swad"]},
@@ -186,7 +186,7 @@ def test_a_deleted_option_is_refused_unless_it_had_its_default(tmp_path: Path):
     resume(tmp_path / "run")
     del tables["targets"]
     path.write_text(tomli_w.dumps(tables))
-    with pytest.raises(ConfigError, match=r"targets: \['usps'\] -> None"):
+    with pytest.raises(ConfigError, match=r"targets: \['mnist-m'\] -> None"):
         resume(tmp_path / "run")
 
 

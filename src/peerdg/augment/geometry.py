@@ -136,16 +136,11 @@ def _matrix(rows: list[list[Tensor]]) -> Float64[Tensor, "b 2 3"]:
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
 
 
-def _tangent(strength: Float64[Tensor, " b"]) -> Float64[Tensor, " b"]:
-    # torchvision takes the shear as an angle in degrees. Repeat that conversion, because it can
-    # change the last bit.
-    return torch.tan(torch.deg2rad(torch.rad2deg(torch.atan(strength))))
-
-
 @Warp
 def shear_x(strength: Tensor, height: int, width: int) -> Tensor:
     """Shift each row by `strength` times its distance from the top."""
-    tangent = _tangent(strength)
+    # torchvision takes the angle in degrees. Repeat that, because it can change the last bit.
+    tangent = torch.tan(torch.deg2rad(torch.rad2deg(torch.atan(strength))))
     one, zero = torch.ones_like(tangent), torch.zeros_like(tangent)
     return _matrix([[one, tangent, tangent * (0.5 * height)], [zero, one, zero]])
 

@@ -121,6 +121,14 @@ class Snapshots(Average):
         """Return the number of epochs up to the last snapshot, or 0 before the first."""
         return max(0, int(self.epoch))
 
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.k)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Reject a state with another k: its period and snapshots would not fit."""
+        if int(state) != self.k:
+            raise ConfigError(f"The state was saved with k = {int(state)}, not k = {self.k}.")
+
     @torch.no_grad()
     def add(self, model: Classifier) -> None:
         """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ). Restores both after an error or interruption."""

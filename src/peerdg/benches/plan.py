@@ -172,7 +172,10 @@ class Plan:
             while not _may_join(member, groups.get((training, copy), ())):
                 copy += 1
             groups.setdefault((training, copy), []).append(member)
-        return tuple(SharedRun(tuple(sorted(group, key=_order))) for group in groups.values())
+        kinds = list(KINDS)  # the network itself comes first, then averages in this order
+        for group in groups.values():
+            group.sort(key=lambda m: [kinds.index(kind) for kind in m.config.average.kind[:1]])
+        return tuple(SharedRun(tuple(group)) for group in groups.values())
 
     @cached_property
     def runs(self) -> tuple[PlannedRun, ...]:
@@ -289,11 +292,6 @@ def _may_join(member: PlannedMethod, group: Sequence[PlannedMethod]) -> bool:
     averages = {other.average for other in group}
     periods = {m.config.average.k for m in (member, *group) if "snapshots" in m.config.average.kind}
     return member.average not in averages and len(periods) <= 1
-
-
-def _order(member: PlannedMethod) -> list[int]:
-    """Sort key within a group: the network itself, then averages in the order of `KINDS`."""
-    return [list(KINDS).index(kind) for kind in member.config.average.kind[:1]]
 
 
 def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,19 +10,10 @@ is excluded from model selection.
 - `operation`: the `Operation` class, and shared filters, warps and random fields.
 """
 
-FAMILIES = (
-    "arithmetic",
-    "artistic",
-    "blur",
-    "color",
-    "contrast",
-    "convolutional",
-    "edges",
-    "geometric",
-    "segmentation",
-    "weather",
-)
-
+FAMILIES = tuple(
+    "arithmetic artistic blur color contrast convolutional edges geometric segmentation weather"
+    .split()
+)  # fmt: skip
 # Families that overlap with RandAugment: affine maps, brightness, color, contrast, solarize.
 # `convolutional` stays, although one of its five operations is a strong form of Sharpness.
 RANDAUGMENT = frozenset({"arithmetic", "color", "contrast", "geometric"})

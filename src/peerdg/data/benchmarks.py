@@ -87,20 +87,24 @@ class Benchmark:
         progress: "Progress | None" = None,
     ) -> "Splits":
         """Load train, validation and target domains. `targets=None` loads all available targets."""
-        if targets is not None and self.name != OWN_DATA:
-            source = getattr(settings, "source", self.source)
-            domains = {name: self.find_domain(name) for name in targets}
-            for name, domain in domains.items():
-                if domain is None or domain == source:
-                    raise ConfigError(
-                        f"{self.name} has no target domain '{name}' if the source is '{source}'.",
-                        hint=did_you_mean(name, [each for each in self.domains if each != source]),
-                    )
-            targets = list(filter(None, domains.values()))
-        root = self.check_root(root)
+        root, targets = self.check_root(root), self.find_targets(settings, targets)
         loader = self.resolve()
         splits: Splits = loader.load(settings, root=root, targets=targets, progress=progress)
         return splits
+
+    def find_targets(self, settings: Any, names: Sequence[str] | None) -> Sequence[str] | None:
+        """Find the target domains with these names. Names of own data are returned unchanged."""
+        if names is None or self.name == OWN_DATA:
+            return names
+        source = getattr(settings, "source", self.source)
+        known = [domain for domain in self.domains if domain != source]
+        for name in names:
+            if self.find_domain(name) not in known:
+                raise ConfigError(
+                    f"{self.name} has no target domain '{name}' if the source is '{source}'.",
+                    hint=did_you_mean(name, known),
+                )
+        return list(filter(None, map(self.find_domain, names)))
 
     def require_source(self, settings: Any, root: Path | None) -> None:
         """Check that the source's files exist under `root`, without reading them."""

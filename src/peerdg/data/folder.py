@@ -330,7 +330,8 @@ def _read_text(kind: str, content: bytes) -> _Rows:
     text = content.decode("utf-8-sig")
     if kind in (".csv", ".tsv"):
         header = text.partition("\n")[0]
-        delimiter = max("\t;,", key=header.count)  # on a tie, the first of these
+        # The most frequent separator, or on a tie the one that the file's suffix stands for.
+        delimiter = max("\t;," if kind == ".tsv" else ",;\t", key=header.count)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         return ((reader.line_num, values) for values in reader)
     if kind == ".json":

@@ -258,21 +258,14 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def _select(domain: Domain, rows: Rows) -> Domain:
-    return (
-        domain
-        if len(rows) == len(domain)
-        else select_rows(domain, torch.tensor(rows, dtype=torch.int64))
-    )
+    if len(rows) == len(domain):
+        return domain
+    return select_rows(domain, torch.tensor(rows, dtype=torch.int64))
 
 
 _DUBIOUS = "n02103406_4068-1.png"  # a dog sketch
-_LIST_FOLDERS = (
-    "",
-    "splits",
-    "PACS_splits",
-    "pacs_label",
-    "Train val splits and h5py files pre-read",
-)
+_OFFICIAL = "Train val splits and h5py files pre-read"
+_LIST_FOLDERS = ("", "splits", "PACS_splits", "pacs_label", _OFFICIAL)
 
 
 def _listed_rows(settings: PacsSettings, files: DomainFiles, part: str) -> list[int] | None:

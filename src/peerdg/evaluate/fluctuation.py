@@ -16,7 +16,7 @@ from peerdg.data import is_target
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
 LATE_PERIODS = 5  # evaluations in the late mean, because a single one is noisy
 WINDOW = 5
-MINIMUM = 2  # minimum number of points in a series
+MINIMUM = 3  # points in a series; two never deviate from their trend
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RunFluctuation:
 
 
 def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | None:
-    """Compute the fluctuation over all domains. None if a series has fewer than two points."""
+    """Compute the fluctuation over all domains. None if a series is too short."""
     if not series or min(map(len, series.values())) < MINIMUM:
         return None
     domains = [astuple(fluctuation(accuracy)) for accuracy in series.values()]

@@ -17,10 +17,6 @@ def in_full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(loss)
     def computed(*z: Tensor, **options: Any) -> Tensor:
         with torch.autocast(z[0].device.type, enabled=False):
-            return loss(*map(_widened, z), **options)
+            return loss(*(x.float() if x.dtype.itemsize == 2 else x for x in z), **options)
 
     return computed
-
-
-def _widened(z: Tensor) -> Tensor:
-    return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z

@@ -157,22 +157,6 @@ class Batch:
         return None if self.seed is None else torch.Generator().manual_seed(self.seed)
 
 
-def as_batch(batch: Batch | Tensor, labels: Tensor | None = None) -> Batch:
-    """Combine images and labels into a `Batch`. A `Batch` is returned unchanged."""
-    if isinstance(batch, Batch):
-        return batch
-    if labels is None:
-        raise TypeError("Labels are missing. Pass a Batch, or images and labels.")
-    # Check types and shapes only. Reading values would wait for the device.
-    if labels.dtype != torch.int64 or labels.shape != (len(batch),):
-        raise DataError(
-            f"Expected int64 labels of shape [{len(batch)}], got {labels.dtype} of shape "
-            f"{list(labels.shape)}.",
-            hint="Pass class indices: labels.long(), or labels.argmax(1) for one-hot labels.",
-        )
-    return Batch(batch, labels)
-
-
 class Loss(Terms):
     """A loss (`total` or `["loss"]`) and its detached terms. `parts` keeps their gradients."""
 
@@ -326,7 +310,23 @@ class Method(nn.Module):
 
     def forward(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute the loss of a `Batch`, or of images and their labels."""
-        return self.loss(as_batch(batch, labels))
+        return self.loss(self.as_batch(batch, labels))
+
+    def as_batch(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Batch:
+        """Combine images and labels into a `Batch`. A `Batch` is returned unchanged."""
+        if isinstance(batch, Batch):
+            return batch
+        if labels is None:
+            raise TypeError("Labels are missing. Pass a Batch, or images and labels.")
+        classes, is_index = len(self.trained.classes), not labels.is_floating_point()
+        if labels.is_cpu:  # Reading values would wait for any other device.
+            is_index = is_index and bool(((labels >= 0) & (labels < classes)).all())
+        if not is_index or labels.shape != (len(batch),):
+            raise DataError(
+                f"Labels must be {len(batch)} class indices from 0 to {classes - 1}.",
+                hint="For one-hot labels, pass labels.argmax(1).",
+            )
+        return Batch(batch, labels.long())
 
     def loss(self, batch: Batch) -> Loss:
         """Compute the loss to minimize, and its named terms."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from peerdg.methods.base import Batch, Loss, Method, MethodSettings, as_batch
+from peerdg.methods.base import Batch, Loss, Method, MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,6 @@ class ERM(Method):
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute the cross-entropy on the clean images of a `Batch`, or on images and labels."""
-        batch = as_batch(batch, labels)
+        batch = self.as_batch(batch, labels)
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         return Loss(loss, ce_clean=loss)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from peerdg.augment.protocol import Augment
 from peerdg.averages.base import Average
-from peerdg.errors import DataError
+from peerdg.errors import ConfigError, DataError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.contrastive import info_nce
 from peerdg.methods import alignment
-from peerdg.methods.base import Batch, EpochResult, Loss, RunContext, as_batch
+from peerdg.methods.base import Batch, EpochResult, Loss, RunContext
 from peerdg.methods.clean import Clean, as_clean
 from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier, require_classifier
@@ -81,6 +81,7 @@ class PEER(AugmentedMethod):
         settings = settings or Settings()
         super().__init__(settings=settings, augment=augment)
         self.proxy = model
+        self.started: int | None = None  # last epoch passed to `start_epoch`
         self.projection = alignment.build_projection(settings, model.feature_dim)  # R
         clean = as_clean(clean)
         self.average = average or alignment.guiding_average(settings, model, clean)
@@ -90,6 +91,7 @@ class PEER(AugmentedMethod):
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Re-draw the policy every k epochs. With `include_init`, take a snapshot first."""
+        self.started = epoch
         self.average.before_epoch(self.proxy, epoch)
         self.task_features.refresh(self.average.version)
         policy = super().start_epoch(epoch)
@@ -97,7 +99,7 @@ class PEER(AugmentedMethod):
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute Eq. (3) for a `Batch`, or for images and their labels."""
-        batch, settings, R = as_batch(batch, labels), self.settings, self.projection
+        batch, settings, R = self.as_batch(batch, labels), self.settings, self.projection
         if len(batch.images) < 2 and settings.regularizer != "none":
             raise DataError("PEER needs batches of at least 2 images.", hint="Use drop_last=True.")
         augment = self.augment if settings.augment else None
@@ -122,6 +124,8 @@ class PEER(AugmentedMethod):
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ), see `Snapshots`."""
+        if self.started != epoch:
+            raise ConfigError(f"end_epoch({epoch}) needs start_epoch({epoch}) before the epoch.")
         records = self.average.after_epoch(self.proxy, epoch)  # empty unless a snapshot was taken
         if not (records and self.settings.reset_proxy):
             return EpochResult(records)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peerdg.augment.protocol import Augment
-from peerdg.methods.base import Batch, Loss, MethodSettings, as_batch
+from peerdg.methods.base import Batch, Loss, MethodSettings
 from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier
 from peerdg.options import option
@@ -40,4 +40,4 @@ class AugmentedERM(AugmentedMethod):
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute the loss of a `Batch`, or of images and labels."""
-        return forward_both(self.model, as_batch(batch, labels), self.augment).loss()
+        return forward_both(self.model, self.as_batch(batch, labels), self.augment).loss()

@@ -149,11 +149,6 @@ def plugin_of(name: str) -> Plugin | None:
     return _plugins.get(name)
 
 
-def file_of(identity: str) -> str:
-    """Return the file name in the `identity` of a plugin."""
-    return identity.partition(" sha256:")[0]
-
-
 @contextmanager
 def loaded(path: Path) -> Iterator[Plugin]:
     """Execute a plugin, and keep its module in `sys.modules` inside the block."""

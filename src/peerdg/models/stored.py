@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -134,12 +135,12 @@ def require_model(path: Path) -> dict[str, Any]:
     """Read the description of the model in a run folder or model folder."""
     file = model_folder(path) / DESCRIPTION
     if not file.exists():
-        missing = f"{path} has no {DESCRIPTION}" if path.exists() else f"There is no folder {path}"
-        raise DataError(
-            f"{missing}, so there is no model to load.",
-            hint=nearest_path(path)
-            or "Pass a run folder or model folder. A run has a model after its first evaluation.",
-        )
+        if not path.exists():
+            hint = nearest_path(path, holding="config.toml") or ""
+            hint += f" `peerdg runs {quote(str(path.parent))}` lists runs."
+            raise DataError(f"The run folder {path} does not exist.", hint=hint.strip())
+        message = f"{path} has no {DESCRIPTION}, so there is no model to load."
+        raise DataError(message, hint="A run has a model after its first evaluation.")
     return read_description(file)
 
 

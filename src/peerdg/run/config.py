@@ -21,8 +21,8 @@ from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
 from peerdg.methods.registry import (
     Plugin,
-    file_of,
     loaded,
+    loaded_plugin,
     method_names,
     plugin_of,
     registered,
@@ -208,6 +208,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     parts = {key: build(kind, values.pop(key, {}), where=key) for key, kind in sections.items()}
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
     config = replace(build(RunConfig, values, where=""), **parts)
+    data.find_targets(config.data, config.targets)  # raises for an unknown name
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
     average, deployed = config.average, config.deployed_average
@@ -297,9 +298,11 @@ def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
     """Reject a method that is defined in a plugin, unless the user has given the plugin."""
     # The first layer that names a plugin belongs to the run, later ones to the user.
     of_run = next((layer for layer in layers if "plugin" in layer), None)
-    if method in method_names() or of_run is None:
+    if of_run is None or (loaded_plugin() and method in method_names()):
         return
-    file = visible(file_of(_text(of_run, "plugin", "")))
+    file = visible(_text(of_run, "plugin", "").partition(" sha256:")[0])  # see `Plugin.identity`
+    if method in method_names():
+        raise ConfigError(f"Method '{method}' is built in. Remove the key 'plugin' ({file}).")
     raise ConfigError(
         f"Method '{visible(method)}' is defined in the plugin {file}, which is not loaded.",
         hint=f"Pass it with --plugin {quote(file)}, or plugin='{file}' in Python. It is executed, "

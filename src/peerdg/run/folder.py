@@ -275,7 +275,8 @@ def read_run_config(path: Path) -> dict[str, Any]:
     """Read the `config.toml` of a run folder. Raises if the folder contains links."""
     if not (path / "config.toml").is_file():
         reason = "it has no config.toml" if path.exists() else "it does not exist"
-        hint = "Pass a folder created by `peerdg train --out`. `peerdg runs` lists them."
-        raise ConfigError(f"{path} is not a run folder: {reason}.", hint=nearest_path(path) or hint)
+        hint = nearest_path(path, holding="config.toml") or "Pass a folder of `peerdg train --out`."
+        hint += " `peerdg runs` lists them."
+        raise ConfigError(f"{path} is not a run folder: {reason}.", hint=hint)
     refuse_links(path)
     return read_toml(path / "config.toml")

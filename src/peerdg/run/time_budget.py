@@ -192,7 +192,8 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
             method = make_method(phase, config, network, sample, validation).to(device).train()
             start = _timed(partial(method.start_epoch, 0), device)
             step[phase.name] = _time_steps(phase, method, sample, seconds)
-            end = _timed(partial(method.end_epoch, config.method_settings.period - 1), device)
+            method.start_epoch(last := config.method_settings.period - 1)
+            end = _timed(partial(method.end_epoch, last), device)
     # `method` and `sample` now belong to the last phase, which is the main one.
     networks, part = method.evaluated_networks, {"": sample.domain}
     per_image = _timed(lambda: evaluate_models(networks, part, size=size), device) / len(sample)
