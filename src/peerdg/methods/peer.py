@@ -104,11 +104,10 @@ class PEER(AugmentedMethod):
             raise DataError("PEER needs batches of at least 2 images.", hint="Use drop_last=True.")
         augment = self.augment if settings.augment else None
         out = forward_both(self.proxy, batch, augment, joint=settings.joint_views)
-        ce, ce_bar = out.ce, out.ce_bar
         if settings.regularizer == "none":
-            return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
+            return out.loss()
         with stage("regularizer"):
-            regularizer = ce.new_zeros(())
+            regularizer = out.ce.new_zeros(())
             # As published, one pair: H_f(x) and H_p(x̄). The option `views` selects others.
             for h_f, h_p in self.task_features.pairs(batch, out):
                 z_f, z_p = R(h_f), R(h_p)
@@ -119,8 +118,8 @@ class PEER(AugmentedMethod):
                 else:
                     bt = barlow_twins(z_f, z_p, lam=settings.lam, normalize=settings.normalize)
                     regularizer = regularizer + bt
-        total = ce + ce_bar + settings.w * self.scale(regularizer)
-        return Loss(total, ce_clean=ce, ce_augmented=ce_bar, regularizer=regularizer)
+        total = out.ce + out.ce_bar + settings.w * self.scale(regularizer)
+        return Loss(total, ce_clean=out.ce, ce_augmented=out.ce_bar, regularizer=regularizer)
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ), see `Snapshots`."""
