@@ -56,6 +56,22 @@ def test_the_version_changes_whenever_the_model_does(kind: str):
     assert changes >= 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_repeated_end_of_an_epoch_changes_nothing(kind: str):
+    torch.manual_seed(0)
+    model = tiny_classifier(batch_norm=True)
+    average = make(kind, model)
+    for epoch in range(6):
+        for _ in range(STEPS):
+            jiggle(model)
+            average.after_step(model)
+        records = average.after_epoch(model, epoch)
+        before, version = state(average), average.version
+        assert average.after_epoch(model, epoch) == records
+        assert average.version == version
+        assert all(torch.equal(value, before[name]) for name, value in state(average).items())
+
+
 @pytest.mark.parametrize("place", ["weight", "statistic"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_that_is_not_finite_is_announced_at_the_end_of_the_epoch(kind: str, place: str):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from peerdg.averages.base import Average, blend, frozen_copy, require_finite
+from peerdg.errors import ConfigError
 from peerdg.models.classifier import Classifier
 
 
@@ -53,6 +54,8 @@ class EMA(_Moving):
 
     def __init__(self, model: Classifier, *, decay: float = 1.0, warm_up: bool = True) -> None:
         super().__init__(model)
+        if decay == 1 and not warm_up:
+            raise ConfigError("An EMA without warm-up needs a decay below 1.")
         self.decay = decay
         self.warm_up = warm_up
 

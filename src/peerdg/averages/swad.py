@@ -108,8 +108,9 @@ class SWAD(Average):
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
         require_finite(self)
-        # In the authors' runs, the last step always closes a segment.
-        if epoch + 1 == self.epochs and self._open:
+        # In the authors' runs, the last step always closes a segment. A repeated call does not.
+        closed = 1 + (self.steps - 1) // self.every
+        if epoch + 1 == self.epochs and self._open and len(self.losses) == closed:
             self._close(self.loss(model))
         segments = self.valley
         return {"swad": [segments.start, segments.stop] if segments else None}

@@ -222,11 +222,6 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
     for key, flag in {"method": "--methods", "average.kind": "--methods", **_SAME_FOR_ALL}.items():
         if dotted(common).get(key):
             raise ConfigError(f"In a bench, set '{key}' with {flag}.")
-    if common.get("select"):
-        raise ConfigError(
-            "A bench evaluates the last epoch of every run.",
-            hint="Leave out --select. The report lists the epochs that each rule chooses.",
-        )
     members, notes = {}, {}
     unused = set(dotted(common))
     for name in methods:
@@ -236,6 +231,11 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
         shared = _options_of(trained, common)
         unused -= set(dotted(shared))
         config, chosen = _resolve({**merge(shared, own), "method": trained})
+        if config.select != "last":
+            raise ConfigError(
+                "A bench evaluates the last epoch of every run.",
+                hint="Leave out --select. The report lists the epochs that each rule chooses.",
+            )
         if config.name != trained and name not in variants:
             raise ConfigError(
                 f"'{name}' is defined by its average and augmentation, which these options change.",

@@ -20,7 +20,7 @@ from peerdg.files import sha256
 from peerdg.methods.registry import model_options_of
 from peerdg.models.names import is_weights_file
 from peerdg.models.stored import read_description
-from peerdg.options import difference, to_dict
+from peerdg.options import difference
 from peerdg.report.runs import RunResult, as_of, load_runs, read_run
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.terminal import visible
@@ -103,8 +103,6 @@ def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> N
             raise ConfigError(f"{what} was not started from the weights in {weights}.")
         options["weights"] = str(weights)
     own = options.get(options["method"], {})
-    if run.settings is not None:  # an option that is newer than the records has its default value
-        options[options["method"]] = to_dict(run.settings)
     if any(own.get(name) is not None for name in model_options_of(options["method"])):
         raise ConfigError(
             f"{what} used a network from another run, which is not in the records.", hint=hint

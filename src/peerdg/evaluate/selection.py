@@ -103,20 +103,14 @@ def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Ch
     return choices
 
 
-def best_so_far(
-    records: Iterable[Mapping[str, Any]], rule: Rule, *, model: str
-) -> tuple[int, float | None]:
-    """Return the epoch to deploy according to the evaluations so far, and its score.
+def best_so_far(records: Iterable[Mapping[str, Any]], rule: Rule, *, model: str) -> int:
+    """Return the epoch to deploy according to the evaluations so far.
 
     A later epoch wins over an equally good earlier one, because scores can saturate early.
     """
     run = Trajectory.from_records(records, model=model)
     domains = run.scored_by(rule)
-    epochs = run.candidates(domains)
-    if not domains:
-        return epochs[-1], None
-    score, epoch = max((run.mean(epoch, domains), epoch) for epoch in epochs)
-    return epoch, score
+    return max(run.candidates(domains), key=lambda epoch: (run.mean(epoch, domains), epoch))
 
 
 def middle_of_best(scores: Sequence[float]) -> int:

@@ -31,13 +31,15 @@ from peerdg.evaluate.fluctuation import (
 from peerdg.files import read_json, reading, replace_atomically
 from peerdg.methods.base import MethodSettings
 from peerdg.methods.registry import (
+    METHODS,
     is_reconstruction,
     model_options_of,
     own_augment_of,
+    settings_of,
     stored_settings,
 )
 from peerdg.models.names import OWN
-from peerdg.options import dotted, merge
+from peerdg.options import dotted, merge, to_dict
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import RunFolder, Status, read_run_config
 from peerdg.run.records import NOTHING_LEARNED
@@ -325,7 +327,7 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
 def read_run(path: Path) -> RunResult:
     """Read one run folder."""
     run = RunFolder(path)
-    config = read_run_config(path)
+    config = _with_new_options(read_run_config(path))
     manifest = run.manifest
     evaluations = read_evaluations(run)
     events = run.events.read()
@@ -526,11 +528,19 @@ def load_runs(path: Path) -> list[RunResult]:
                 raise ValueError("it has more correct predictions than images")
             stored = {f.name: values[f.name] for f in _STORED if f.name in values}
             stored |= {k: tuple(v) for k, v in stored.items() if isinstance(v, list)}
-            stored["config"] = nested(values["config"])
+            stored["config"] = _with_new_options(nested(values["config"]))
             stored["evaluations"] = sorted(records, key=lambda record: record["epoch"])
             stored["epochs"] = [nested(row) for row in epochs.get((values["epochs"],), ())]
             runs.append(RunResult(path=Path(values["name"]), **stored))
     return runs
+
+
+def _with_new_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Add the defaults of options that the method did not have when it was trained."""
+    method = str(config["method"])
+    if method not in METHODS:  # a plugin that is not loaded
+        return config
+    return {**config, method: {**to_dict(settings_of(method)()), **config.get(method, {})}}
 
 
 def _read_csv(path: Path, *key: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:

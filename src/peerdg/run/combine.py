@@ -35,7 +35,7 @@ from peerdg.models.stored import (
 from peerdg.options import convert
 from peerdg.run.config import resolve, without_method
 from peerdg.run.folder import RunFolder, read_run_config
-from peerdg.run.model import LAST, results, write_card
+from peerdg.run.model import results, write_card
 from peerdg.run.prepare import evaluation_domains, load_splits, match_classes, natural_domains
 from peerdg.terminal import storable
 from peerdg.train.settings import TransformSettings
@@ -220,7 +220,7 @@ def _training(
             for name, value in records[0]["settings"].items()
             if all(record["settings"].get(name) == value for record in records)
         },
-        "selection": GREEDY if rule == "greedy" else LAST,
+        "selection": GREEDY if rule == "greedy" else joined("selection"),
     }
     if any(record.get("oracle") for record in records):
         training["oracle"] = True

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from safetensors.torch import load_file
 
 from peerdg.data import CRAFTED, VALIDATION
+from peerdg.errors import DamagedError
 from peerdg.evaluate.accuracy import BINS, DomainReport, evaluate_in_detail
 from peerdg.evaluate.selection import best_so_far
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically, write_json
 from peerdg.methods.base import Method
 from peerdg.models.classifier import has_batch_statistics
-from peerdg.models.stored import describe_model, how_far, require_model, write_model
+from peerdg.models.stored import WEIGHTS, describe_model, how_far, require_model, write_model
 from peerdg.run.config import SECTIONS, RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import peak_memory
@@ -38,11 +40,13 @@ def model_writer(
     an earlier epoch.
     """
     epoch = state.method.epochs_seen(state.epoch)
-    if not epoch and not config.pretrain.epochs:
+    is_untrained = not epoch and not config.pretrain.epochs
+    selected = selected_epoch(config, run, state.method, default=state.epoch)
+    if selected != state.epoch or (is_untrained and config.select == "last"):
         return None
-    if config.select != "last" and selected_epoch(config, run, state.method)[0] != state.epoch:
-        return None
-    description = _describe(config, run, inputs, state.method, records, epoch=epoch)
+    description = _describe(
+        config, run, inputs, state.method, records, epoch=epoch, selected=selected
+    )
     weights = state.method.evaluated_networks[state.method.deployed_name].state_dict()
     # Copy the weights now. They are written while training continues.
     tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
@@ -59,15 +63,25 @@ def finish(
 ) -> None:
     """Write the finished model, its card and `done.json` into the run folder.
 
-    The deployed network already has the weights of the selected epoch.
+    If `config.select` chose an earlier epoch, its stored weights are loaded into the network.
     """
     evaluations = [record for record in run.metrics.read() if record["kind"] == "evaluation"]
     final = [record for record in evaluations if record["epoch"] == config.train.epochs]
-    selected, _ = selected_epoch(config, run, method)
+    deployed, epoch = method.deployed_name, method.epochs_seen(config.train.epochs)
+    selected = selected_epoch(config, run, method, default=config.train.epochs)
     shown = [record for record in evaluations if record["epoch"] == selected]
-    epoch = method.epochs_seen(config.train.epochs)
-    description = _describe(config, run, inputs, method, shown, epoch=epoch, complete=True)
-    deployed = method.deployed_name
+    if selected != config.train.epochs:
+        stored = require_model(run.model)
+        if stored["training"]["epoch"] != selected:
+            raise DamagedError(
+                f"{run.model} does not have the model of epoch {selected}.",
+                hint="Train the run again with --overwrite.",
+            )
+        epoch = stored["progress"]["epoch"]
+        method.evaluated_networks[deployed].load_state_dict(load_file(run.model / WEIGHTS))
+    description = _describe(
+        config, run, inputs, method, shown, epoch=epoch, selected=selected, complete=True
+    )
     digest = write_model(run.model, method.evaluated_networks[deployed].state_dict(), description)
     write_card(run.model)
     run.event("done", seconds=round(seconds, 3), peak_memory=peak_memory())
@@ -78,8 +92,10 @@ def finish(
     write_json(run.done_file, done)
 
 
-def selected_epoch(config: RunConfig, run: RunFolder, method: Method) -> tuple[int, float | None]:
-    """Return the epoch that `config.select` chooses from the evaluations so far, and its score."""
+def selected_epoch(config: RunConfig, run: RunFolder, method: Method, *, default: int) -> int:
+    """Return the epoch that `config.select` chooses from the evaluations so far."""
+    if config.select == "last":
+        return default
     return best_so_far(run.metrics.read(), config.select, model=method.deployed_name)
 
 
@@ -91,6 +107,7 @@ def _describe(
     records: Iterable[Mapping[str, Any]],
     *,
     epoch: int,
+    selected: int,
     complete: bool = False,
 ) -> dict[str, Any]:
     """Describe the deployed model for `model.json`, with these evaluation `records`."""
@@ -108,8 +125,7 @@ def _describe(
             detail = evaluate_in_detail(model, splits.validation, size=size, worst=0)
     selection = LAST
     if config.select != "last":
-        chosen, score = selected_epoch(config, run, method)
-        selection = f"selection rule {config.select}: epoch {chosen}, score {score:.1f} %"
+        selection = f"selection rule {config.select}: epoch {selected} of {config.train.epochs}"
     training = {
         "data": config.benchmark,
         "source": splits.train.name,
@@ -122,6 +138,7 @@ def _describe(
         "seed": config.seed,
         "settings": settings,
         "selection": selection,
+        "epoch": selected,
         **results((r for r in records if r["model"] == method.deployed_name), detail),
     }
     if config.train_seed is not None:

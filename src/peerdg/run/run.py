@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -22,7 +21,7 @@ from peerdg.files import replace_atomically, write_json
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
 from peerdg.models.statistics import clean_statistics, recompute_statistics
-from peerdg.models.stored import WEIGHTS, load_stored, save_tensors
+from peerdg.models.stored import load_stored, save_tensors
 from peerdg.options import dotted
 from peerdg.rng import seeded
 from peerdg.run.checkpoint import Background, Checkpointer
@@ -30,7 +29,7 @@ from peerdg.run.config import RunConfig, notes
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import has_bf16, peak_memory
 from peerdg.run.manifest import check_manifest, refuse_changed_data
-from peerdg.run.model import finish, model_writer, selected_epoch
+from peerdg.run.model import finish, model_writer
 from peerdg.run.prepare import Inputs, class_order, load_inputs, load_splits, make_method, phases_of
 from peerdg.run.pretraining import pretrain, shared_entry
 from peerdg.run.progress import ConsoleProgress, ProgressDisplay
@@ -135,11 +134,7 @@ def _train_run(
     with run.failures_recorded():
         method = run.train(profile=profile, stop_after=stop_after)
     deployed = method.evaluated_networks[method.deployed_name]
-    if selected_epoch(config, folder, method)[0] != config.train.epochs:
-        deployed.load_state_dict(load_file(folder.model / WEIGHTS))
-    elif (
-        config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics
-    ):
+    if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
         recompute_statistics(deployed, inputs.source.clean)  # same as in its evaluation
     finish(config, folder, inputs, method, time.perf_counter() - began)
     return config, deployed
@@ -289,6 +284,7 @@ class Run(Hooks):
     @override
     def save(self, state: TrainState, *, wait: bool = False) -> None:
         self.folder.require_present()
+        self._background.wait()  # a checkpoint must not be newer than the stored model
         self.checkpointer.save(state, wait=wait)
 
     @override
