@@ -14,6 +14,7 @@ import torch
 import peerdg
 from peerdg.cli.main import run as command
 from peerdg.errors import DamagedError, PeerdgWarning
+from peerdg.options import merge
 from peerdg.report.compare import by_variant
 from peerdg.report.runs import (
     RunResult,
@@ -158,8 +159,9 @@ def test_every_field_is_kept(tmp_path: Path):
         save_runs(tmp_path, runs)
         for run, kept in zip(runs, load_runs(tmp_path), strict=True):
             for name in RunResult.__dataclass_fields__:
-                if name not in ("path", "evaluations", "profile"):
+                if name not in ("path", "evaluations", "profile", "config"):
                     assert getattr(kept, name) == getattr(run, name), name
+            assert merge(kept.config, run.config) == kept.config  # with newer options
             assert [r["accuracy"] for r in kept.evaluations] == [
                 r["accuracy"] for r in run.evaluations
             ]
