@@ -28,6 +28,7 @@ from peerdg.cli.main import run
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, DataError
 from peerdg.model import Model
+from tests.cli.stored_models import save_small_model
 from tests.conftest import tiny_classifier, tiny_domain
 
 FEW = Settings(samples=15, repeats=2, size=12)
@@ -204,6 +205,15 @@ def test_an_embedding_replaces_pixels_by_features():
     assert distance.mean == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_network_of_a_model_folder_is_recorded(tmp_path: Path):
+    model = load_embedding(str(save_small_model(tmp_path / "model")))
+    domains = [tiny_domain("a"), tiny_domain("b", seed=4)]
+    analyze_otdd(domains, Settings(repeats=1), embedding=model).save(tmp_path)
+    found = json.loads((tmp_path / "otdd.json").read_text())
+    assert found["features"]["weights_sha256"] == model.description["weights_sha256"]
+    assert (found["d"], found["size"]) == (model.classifier.feature_dim, model.image_size)
+
+
 def test_images_are_compared_with_their_own_augmented_copies():
     mnist, other = tiny_domain("mnist", n=60), tiny_domain("other", n=30, seed=4)
     augmentations = [RandAugment(k, m) for k in (0, 2) for m in (3, 27)]
@@ -234,6 +244,7 @@ def test_a_missing_package_and_a_misspelled_network_are_named(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "ot", None)
     with pytest.raises(ConfigError, match=r"peerdg\[analyze\]"):
         otdd(tiny_domain(), tiny_domain(), FEW)
+    assert peerdg("digits-mini") == 2
 
 
 # The command.

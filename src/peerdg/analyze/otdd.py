@@ -126,7 +126,7 @@ class Sample(NamedTuple):
     y: Int64[Tensor, " n"]
 
 
-def sample_distance(a: Sample, b: Sample, *, lambda_y: float = 1.0, reg: float = 0.0) -> float:
+def sample_distance(a: Sample, b: Sample, lambda_y: float = 1.0, reg: float = 0.0) -> float:
     """Compute the cost of the optimal transport from a to b, which is ½ OTDD².
 
     With `reg` > 0, compute the debiased Sinkhorn divergence S(a, b) - ½ S(a, a) - ½ S(b, b)
@@ -227,10 +227,8 @@ def analyze_otdd(
                 images = view.augment(images, generator)
             return Sample(_features(images, size, embedding), view.domain.labels[rows])
 
-        weights = {"lambda_y": settings.lambda_y, "reg": settings.reg}
-        repeats.append(
-            [sample_distance(sample(a), sample(b), **weights) for a, b in iterate(pairs)]
-        )
+        weights = settings.lambda_y, settings.reg
+        repeats.append([sample_distance(sample(a), sample(b), *weights) for a, b in iterate(pairs)])
     distances = []
     for (a, (b, augment)), values in zip(pairs, zip(*repeats, strict=True), strict=True):
         policy = None if augment is None else (augment.num_ops, augment.magnitude)
@@ -238,18 +236,14 @@ def analyze_otdd(
         distances.append(Distance(a.domain.name, second, values, policy))
     facts = {
         "units": UNIT,
-        "features": "pixels in [0, 1]",
+        "features": "pixels in [0, 1]" if embedding is None else embedding.description,
         "d": sample(views[0]).x.shape[1],
         "classes": "Gaussian, estimated from the drawn images",
         "images": {domain.name: min(settings.samples, len(domain)) for domain in domains},
+        "operations": augmentations[0].operations if augmentations else None,
         **asdict(replace(settings, size=size)),
         "peerdg": __version__,
     }
-    if embedding is not None:
-        known = ("backbone", "weights_sha256")
-        facts["features"] = {key: embedding.description.get(key) for key in known}
-    if augmentations:
-        facts["operations"] = augmentations[0].operations
     return Analysis(tuple(distances), facts)
 
 

@@ -18,8 +18,8 @@ from peerdg.cli.flags import whole_numbers
 from peerdg.data.benchmarks import OWN_DATA, find_data
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.evaluate.statistics import import_extra
 from peerdg.long_work import interruptible
-from peerdg.report.figures import pyplot
 from peerdg.terminal import console, error_console, is_live
 
 Output = Annotated[Path, Parameter(name=("--output", "-o"), help="folder to write")]
@@ -53,7 +53,8 @@ def otdd_analyze(
         magnitude: Magnitudes for --augment, e.g. 10,20,30.
         embedding: Compare features of this run, model folder or backbone instead of pixels.
     """
-    pyplot()  # fail early if matplotlib is missing
+    for package in ("ot", "matplotlib"):  # fail early if one is missing
+        import_extra(package, "analyze")
     augmentations = []
     if augment is not None:
         grid = product(num_ops, magnitude)
