@@ -49,10 +49,7 @@ def show_data(
     """
     from peerdg.data.domain import contact_sheet
 
-    if _is_path(name):
-        domains = list(_read_folders([Path(name)])[0].values())
-    else:
-        domains = _load(name, root)
+    domains = read_domains(name, root)
     sheet = contact_sheet(domains)
     with replace_atomically(output) as temporary:
         sheet.save(temporary, format="PNG")
@@ -170,6 +167,13 @@ def cache_data(
     ]
     console.print(Table(["name", "size", "date"], rows, is_text=True))
     console.print(f"{summary}, in {folder}")
+
+
+def read_domains(name: str, root: Path | None) -> "list[Domain]":
+    """Read all domains of a data set, or of a folder or list of the user's images."""
+    if _is_path(name):
+        return list(_read_folders([Path(name)])[0].values())
+    return _load(name, root)
 
 
 def _is_path(name: str) -> bool:

@@ -34,11 +34,16 @@ COMMANDS = {
     "runs": "List and compare run folders.",
     "methods": "List the methods and their options.",
     "config": "Print the complete configuration of a run.",
+    "analyze otdd": "Compute the optimal transport dataset distance between domains.",
     "data list": "List the data sets.",
     "data show": "Write a contact sheet of a data set.",
     "data verify": "List the files of a data set that are missing or wrong.",
     "data prepare": "Unpack a data set's archives, or decode it into the cache.",
     "data cache": "Show or clear the cache of decoded images.",
+}
+GROUPS = {
+    "analyze": "Measure properties of data sets and runs.",
+    "data": "List, show, verify and prepare data sets.",
 }
 WITH_OPTIONS = ("train", "bench", "config")  # commands that take the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
@@ -63,12 +68,15 @@ def make_app(arguments: list[str]) -> App:
             show_default=lambda default: str(default) if default else None,
         ),
     )
-    data = App(name="data", help="List, show, verify and prepare data sets.", help_epilogue="")
-    app.command(data)
+    groups = {name: App(name=name, help=text, help_epilogue="") for name, text in GROUPS.items()}
+    for group in groups.values():
+        app.command(group)
     for name, summary in COMMANDS.items():
         parent, _, command = name.rpartition(" ")
-        target = f"peerdg.cli.data:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
-        group = data if parent else app
+        target = f"peerdg.cli.{name}:{name}"
+        if parent:
+            target = f"peerdg.cli.{parent}:{command}_{parent}"
+        group = groups.get(parent, app)
         if name.split() != arguments[: len(name.split())]:
             group.command(target, name=command, help=summary)
             continue

@@ -1,0 +1,1 @@
+"""Analyses of data sets and runs, for `peerdg analyze`."""
