@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from peerdg.analyze.cka import cka
-from peerdg.analyze.drift import churn, drift, fit_probe, forgetting, geometry
+from peerdg.analyze.drift import RIDGE, churn, drift, fit_probe, forgetting, geometry
 from peerdg.analyze.networks import AnalyzedRun
 from peerdg.augment.view import resize
 from peerdg.errors import ConfigError
@@ -76,13 +76,16 @@ def test_forgetting_is_the_fall_below_the_best_so_far():
     assert forgetting([[50.0], [60.0, 1.0]]) == [0, 0]
 
 
-def test_a_probe_separates_what_a_linear_layer_can():
+def test_a_probe_is_a_ridge_regression_and_separates_classes_of_unequal_size():
     torch.manual_seed(0)
-    labels = torch.arange(60) % 3
-    features = 5 + torch.randn(60, 4) + 4 * nn.functional.one_hot(labels, 4)
+    labels = torch.tensor([0] * 60 + [1] * 12 + [2] * 12)
+    features = 1 + torch.randn(84, 4) + 8 * nn.functional.one_hot(labels, 4)
     weights = fit_probe(features, labels)
-    scores = features.double() @ weights[:-1] + weights[-1]
-    assert (scores.argmax(1) == labels).double().mean() > 0.95
+    x = torch.cat([features, torch.ones(84, 1)], 1).double()
+    penalty = (RIDGE * x.square().sum() / 5).sqrt() * torch.eye(5, dtype=torch.float64)
+    y = torch.cat([torch.eye(3, dtype=torch.float64)[labels], torch.zeros(5, 3)])
+    assert torch.allclose(weights, torch.linalg.lstsq(torch.cat([x, penalty]), y).solution)
+    assert ((x @ weights).argmax(1) == labels).double().mean() > 0.95
 
 
 def test_a_run_is_measured_from_its_start(runs):

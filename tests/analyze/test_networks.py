@@ -5,12 +5,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import peerdg
+from peerdg.analyze.connectivity import connectivity
 from peerdg.analyze.networks import TRAIN, AnalyzedRun, sample, split_name
 from peerdg.errors import ConfigError, DamagedError, NumericalError
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.report.runs import read_run
 from tests.analyze.conftest import EPOCHS, K
-from tests.conftest import tiny_classifier, tiny_domain
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 
 @pytest.mark.parametrize("name", ["peer", "randaugment"])
@@ -126,18 +128,21 @@ def test_samples_are_spread_over_images_that_are_sorted_by_class():
     assert sample(domain, None) is domain is sample(domain, 30)
 
 
-def test_own_networks_are_passed_in(tmp_path: Path):
-    import peerdg
-    from tests.conftest import tiny_splits
-
-    splits = tiny_splits()
+def test_own_networks_keep_their_evaluations_with_batch_statistics(tmp_path: Path):
+    splits, model = tiny_splits(), tiny_classifier(batch_norm=True)
     peerdg.fit(
-        splits, out=tmp_path, model=tiny_classifier(batch_norm=True), method="erm", crafted="off",
-        keep_snapshots=True, pretrain={"epochs": 1, "batch_size": 8},
-        train={"epochs": 1, "batch_size": 8}, evaluate_every=1, progress=False,
+        splits, out=tmp_path, model=model, method="erm", crafted="off", keep_snapshots=True,
+        pretrain={"epochs": 1, "batch_size": 8}, train={"epochs": 2, "batch_size": 8, "lr": 0.01},
+        evaluate_every=1, progress=False,
     )  # fmt: skip
     run = AnalyzedRun(tmp_path, model=tiny_classifier(batch_norm=True), splits=splits)
-    assert run.epochs == (0, 1) and run.clean is not None
-    assert torch.equal(run.network("last").head.weight, run.task.head.weight)
+    assert run.epochs == (0, 1, 2)
+    ends = run.network("last"), run.network("init")
+    path = connectivity(*ends, run.domains(), points=3, clean=run.clean)
+    for record in read_run(tmp_path).evaluations:
+        if record["epoch"] in (0, 2):
+            place = {0: 0, 2: -1}[record["epoch"]]
+            assert path.accuracy[record["domain"]][place] == record["accuracy"]
+            assert path.loss[record["domain"]][place] == pytest.approx(record["loss"], abs=1e-6)
     run.description["training"]["batch_statistics"] = "frozen"
     assert run.clean is None
