@@ -16,6 +16,7 @@ from peerdg.errors import ConfigError
 from peerdg.methods.clean import CleanImages
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored, load_weights
+from peerdg.rng import generator_for
 from peerdg.run.config import resolve, without_method
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.hardware import find_device
@@ -109,7 +110,7 @@ class AnalyzedRun:
         return load_splits(config, self.task.classes, self._progress, splits=self._given)
 
     def domains(self, max_images: int | None = None) -> dict[str, Domain]:
-        """Return source and target images, at most `max_images` of each, evenly sampled."""
+        """Return source and target images, at most `max_images` of each, see `sample`."""
         domains = {TRAIN: self.splits.train, **natural_domains(self.splits)}
         return {name: sample(domain, max_images) for name, domain in domains.items()}
 
@@ -132,10 +133,14 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def sample(domain: Domain, count: int | None) -> Domain:
-    """Return at most `count` images, evenly spaced, because images may be sorted by class."""
+    """Draw at most `count` images, always the same ones.
+
+    Not evenly spaced: every second image of a domain with its classes in turn has half of them.
+    """
     if count is None or count >= len(domain):
         return domain
-    return domain.subset(torch.linspace(0, len(domain) - 1, count).long())
+    rows = torch.randperm(len(domain), generator=generator_for(0, "sample"))
+    return domain.subset(rows[:count].sort().values)
 
 
 def require_alike(networks: Sequence[Classifier]) -> None:
