@@ -209,7 +209,7 @@ def _opened(
             place, which = split_name(name)
             return run_of(run).network(name) if which is None else run_of(place).network(which)
 
-        with interruptible(lambda label, share: bar(round(100 * share), 100, label)):
+        with interruptible(lambda label, share: bar(int(100 * share), 100, label)):
             yield run_of, network_of
 
 
