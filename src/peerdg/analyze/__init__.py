@@ -1,1 +1,1 @@
-"""Analyses of data sets and runs, for `peerdg analyze`."""
+"""Compare data sets, networks and snapshots. Each analysis has its own module."""

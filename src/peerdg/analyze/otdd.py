@@ -17,6 +17,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from peerdg import __version__
+from peerdg.analyze.drawing import save
 from peerdg.augment.randaugment import RandAugment
 from peerdg.augment.view import resize
 from peerdg.data.domain import Domain
@@ -28,7 +29,7 @@ from peerdg.models.backbones import described
 from peerdg.models.classifier import images_per_pass
 from peerdg.models.names import BACKBONES, check_backbone
 from peerdg.options import option, validate
-from peerdg.report.figures import COLORS, pyplot, save_png_and_svg
+from peerdg.report.figures import COLORS, pyplot
 from peerdg.rng import generator_for, seed_for
 from peerdg.run.prepare import PUBLISHED, load_input_model
 from peerdg.terminal import Table, visible
@@ -113,7 +114,7 @@ class Analysis:
         side = max(4.6, 0.9 * len(self.facts["images"]))
         figure = pyplot().figure(figsize=(side + 2.6, side), layout="constrained")
         (_draw_grid if self.grid else _draw_matrix)(figure.add_subplot(), self)
-        save_png_and_svg(figure, folder / "otdd")
+        save(figure, folder / "otdd.png")
 
 
 # The distance between two samples.

@@ -32,9 +32,12 @@ COMMANDS = {
     "combine": "Combine several runs into one model by averaging weights or outputs.",
     "export": "Write a trained model as ONNX, torch.export or plain weights.",
     "runs": "List and compare run folders.",
+    "analyze otdd": "Compute the optimal transport dataset distance between domains.",
+    "analyze cka": "Compare the features of networks, layer by layer.",
+    "analyze connectivity": "Evaluate the networks on a line between two snapshots.",
+    "analyze drift": "Measure how far a network moves from its start.",
     "methods": "List the methods and their options.",
     "config": "Print the complete configuration of a run.",
-    "analyze otdd": "Compute the optimal transport dataset distance between domains.",
     "data list": "List the data sets.",
     "data show": "Write a contact sheet of a data set.",
     "data verify": "List the files of a data set that are missing or wrong.",
@@ -42,7 +45,7 @@ COMMANDS = {
     "data cache": "Show or clear the cache of decoded images.",
 }
 GROUPS = {
-    "analyze": "Measure properties of data sets and runs.",
+    "analyze": "Compare data sets, networks and snapshots.",
     "data": "List, show, verify and prepare data sets.",
 }
 WITH_OPTIONS = ("train", "bench", "config")  # commands that take the options of a run
@@ -73,9 +76,8 @@ def make_app(arguments: list[str]) -> App:
         app.command(group)
     for name, summary in COMMANDS.items():
         parent, _, command = name.rpartition(" ")
-        target = f"peerdg.cli.{name}:{name}"
-        if parent:
-            target = f"peerdg.cli.{parent}:{command}_{parent}"
+        function_name = f"{command}_{parent}" if parent else name
+        target = f"peerdg.cli.{parent or name}:{function_name}"
         group = groups.get(parent, app)
         if name.split() != arguments[: len(name.split())]:
             group.command(target, name=command, help=summary)
