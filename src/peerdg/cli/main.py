@@ -32,6 +32,10 @@ COMMANDS = {
     "combine": "Combine several runs into one model by averaging weights or outputs.",
     "export": "Write a trained model as ONNX, torch.export or plain weights.",
     "runs": "List and compare run folders.",
+    "paper list": "List the tables and figures of the PEER paper.",
+    "paper show": "Show the published values of an item, and how to make it.",
+    "paper run": "Make items of the paper, and write ours next to the paper's.",
+    "paper claims": "Compare the paper's claims with the runs.",
     "methods": "List the methods and their options.",
     "config": "Print the complete configuration of a run.",
     "data list": "List the data sets.",
@@ -40,7 +44,11 @@ COMMANDS = {
     "data prepare": "Unpack a data set's archives, or decode it into the cache.",
     "data cache": "Show or clear the cache of decoded images.",
 }
-WITH_OPTIONS = ("train", "bench", "config")  # commands that take the options of a run
+GROUPS = {
+    "data": "List, show, verify and prepare data sets.",
+    "paper": "Make the tables and figures of the PEER paper.",
+}
+WITH_OPTIONS = ("train", "bench", "config", "paper run")  # commands that take the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a full or failing disk
 
@@ -63,12 +71,14 @@ def make_app(arguments: list[str]) -> App:
             show_default=lambda default: str(default) if default else None,
         ),
     )
-    data = App(name="data", help="List, show, verify and prepare data sets.", help_epilogue="")
-    app.command(data)
+    groups = {name: App(name=name, help=text, help_epilogue="") for name, text in GROUPS.items()}
+    for group in groups.values():
+        app.command(group)
     for name, summary in COMMANDS.items():
         parent, _, command = name.rpartition(" ")
-        target = f"peerdg.cli.data:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
-        group = data if parent else app
+        function_name = f"{command}_{parent}" if parent else name
+        target = f"peerdg.cli.{parent or name}:{function_name}"
+        group = groups.get(parent, app)
         if name.split() != arguments[: len(name.split())]:
             group.command(target, name=command, help=summary)
             continue

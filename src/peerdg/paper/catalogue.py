@@ -118,10 +118,10 @@ def find_items(names: Sequence[str]) -> list[Item]:
 def _read_item(table: Mapping[str, Any]) -> Item:
     own = {k: v for k, v in table.items() if k not in ("panel", "on", VARIANT)}
     named = {k: own.pop(k) for k in ("id", "label", "title", "caption", "analysis") if k in own}
-    lists = {k: tuple(own.pop(k, ())) for k in ("notes", "data", "methods")}
+    notes, data, methods = (tuple(own.pop(k, ())) for k in ("notes", "data", "methods"))
     panels = tuple(map(_read_panel, table.get("panel", ())))
-    lists["data"] += tuple(dict.fromkeys(data for panel in panels for data in panel.data))
-    return Item(**named, **lists, panels=panels, settings=own)
+    data += tuple(dict.fromkeys(name for panel in panels for name in panel.data))
+    return Item(**named, notes=notes, data=data, methods=methods, panels=panels, settings=own)
 
 
 def _read_panel(table: Mapping[str, Any]) -> Panel:
@@ -177,7 +177,8 @@ def paper_plan(
             variants[name] = merge(own, {"teacher": {"model": oracle}})
     rows = dict.fromkeys(row for item in items().values() for row in item.rows(data))
     ordered = sorted(rows, key=lambda row: row not in known_methods())  # methods before variants
-    given = merge({"crafted": "disjoint"}, options, {"benchmark": data})
+    common = {key: value for key, value in options.items() if key == data or key not in BENCHMARKS}
+    given = merge({"crafted": "disjoint"}, common, {"benchmark": data})
     given[VARIANT] = {name: variants[name] for name in ordered if name in variants}
     plan = make_plan(given, methods=[*ordered, ORACLE], seeds=seeds)
     same: dict[str, str] = {}
@@ -186,7 +187,8 @@ def paper_plan(
         tables = {**member.config.tables(unset=True), "recipe": None}
         same[row] = first.setdefault(json.dumps(tables, sort_keys=True, default=str), row)
     plan = plan.only([row for row in same if same[row] == row])
-    watched = {same[row] for item in items().values() if item.analysis for row in item.methods}
+    drawn = [item for item in items().values() if item.analysis in ("cka", "connectivity")]
+    watched = {same[row] for item in drawn for row in item.methods}
     members = dict(plan.members)
     for group in plan.groups:
         if any(member.method in watched for member in group.members):
