@@ -32,6 +32,9 @@ COMMANDS = {
     "combine": "Combine several runs into one model by averaging weights or outputs.",
     "export": "Write a trained model as ONNX, torch.export or plain weights.",
     "runs": "List and compare run folders.",
+    "analyze cka": "Compare the features of networks, layer by layer.",
+    "analyze connectivity": "Evaluate the networks on a line between two snapshots.",
+    "analyze drift": "Measure how far a network moves from its start.",
     "paper list": "List the tables and figures of the PEER paper.",
     "paper show": "Show the published values of an item, and how to make it.",
     "paper run": "Make items of the paper, and write ours next to the paper's.",
@@ -45,6 +48,7 @@ COMMANDS = {
     "data cache": "Show or clear the cache of decoded images.",
 }
 GROUPS = {
+    "analyze": "Compare data sets, networks and snapshots.",
     "data": "List, show, verify and prepare data sets.",
     "paper": "Make the tables and figures of the PEER paper.",
 }

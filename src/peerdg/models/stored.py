@@ -167,6 +167,15 @@ def load_stored(path: Path, model: nn.Module | None = None) -> tuple[Classifier,
     return network.eval(), description
 
 
+def load_weights(network: Classifier, file: Path) -> Classifier:
+    """Return a copy of a network in eval mode, with the weights of a safetensors file."""
+    network = copy.deepcopy(network).eval()
+    with reading(file):
+        network.load_state_dict(load_file(file))
+    _require_finite(network, file)
+    return network
+
+
 def _network(description: dict[str, Any], model: nn.Module | None) -> Classifier:
     """Build the described network, or wrap the user's network as a classifier."""
     inputs = {name: description[name] for name in ("classes", "mean", "std")}
@@ -201,7 +210,7 @@ def _with_members(network: Classifier, description: dict[str, Any]) -> Classifie
     return ensemble([network, *others], outputs=combined["outputs"])
 
 
-def _require_finite(model: nn.Module, folder: Path) -> None:
+def _require_finite(model: nn.Module, place: Path) -> None:
     """Raise if a value is NaN or infinite. Buffers such as attention masks may hold -inf."""
     parameters = dict(model.named_parameters())
     for name, tensor in model.state_dict().items():
@@ -210,7 +219,7 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
             usable |= tensor == -torch.inf
         if not usable.all():
             raise NumericalError(
-                f"The model in {folder} has NaN or infinite values in '{visible(name)}'.",
+                f"The model in {place} has NaN or infinite values in '{visible(name)}'.",
                 hint="Use another model or train it again.",
             )
 

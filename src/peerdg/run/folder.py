@@ -8,6 +8,7 @@
     checkpoint/      the two newest checkpoints, and images made by the method (pool/)
     snapshots/       the trained network's weights at each evaluation (--keep-snapshots)
     model/           the deployed model
+    analysis/        figures and numbers of `peerdg analyze`
     profile.json     time per stage in seconds (--profile)
     done.json        results of a complete run, or failure.json with the error of a failed one
 
@@ -117,6 +118,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoint"
         self.snapshots = path / "snapshots"
         self.model = path / "model"
+        self.analysis = path / "analysis"
         self.done_file = path / "done.json"
         self.failure_file = path / "failure.json"
         self.profile_file = path / "profile.json"
@@ -265,6 +267,7 @@ class RunFolder:
         for path in (
             *(self.done_file, self.failure_file, self.profile_file, self.path / "report.md"),
             *(self.metrics.path, self.events.path, self.checkpoints, self.snapshots, self.model),
+            self.analysis,
             *(self.manifest_file, self.files_file, self.config_file),
         ):
             remove(path)

@@ -1,0 +1,1 @@
+"""Compare data sets, networks and snapshots. Each analysis has its own module."""

@@ -1,0 +1,229 @@
+"""`peerdg analyze`: compare data sets, networks and snapshots."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter, validators
+
+from peerdg import __version__
+from peerdg.run.hardware import DEVICES
+from peerdg.terminal import Table, console, error_console
+
+if TYPE_CHECKING:
+    from peerdg.analyze.cka import CKA
+    from peerdg.analyze.networks import AnalyzedRun
+    from peerdg.models.classifier import Classifier
+
+_OUTPUT = "folder for figures and JSON; default: analysis/ in the first run"
+Output = Annotated[Path | None, Parameter(name=("--output", "-o"), help=_OUTPUT)]
+Root = Annotated[str | None, Parameter(help="folder with the data, if it was moved")]
+Device = Annotated[str, Parameter(help=DEVICES)]
+Epochs = Annotated[tuple[int, ...], Parameter(consume_multiple=True)]
+Item = TypeVar("Item")
+AtLeast4 = Parameter(validator=validators.Number(gte=4))
+
+
+def cka_analyze(
+    networks: tuple[str, ...],
+    /,
+    *,
+    other: Annotated[str, Parameter(name="--with")] = "init",
+    epochs: Epochs = (),
+    full: bool = False,
+    max_images: Annotated[int, AtLeast4] = 2000,
+    output: Output = None,
+    root: Root = None,
+    device: Device = "auto",
+) -> None:
+    """Compare the features of networks, layer by layer, on clean source images.
+
+    Centered kernel alignment (CKA) is 1 for equal features and near 0 for unrelated ones. RUN
+    stands for four of its snapshots, and RUN@30 for the one after 30 epochs. RUN@init is the start
+    of the main phase, RUN@last the trained network, and RUN@task the deployed model.
+
+    Example: `peerdg analyze cka runs/peer runs/randaugment --with init`
+
+    Args:
+        networks: Runs with --keep-snapshots, or single networks RUN@WHICH.
+        other: Network to compare with: init, last, task or an epoch of the same run, or RUN@WHICH.
+        epochs: Snapshots of each RUN, e.g. --epochs 30 60 90 120.
+        full: Use the biased estimate on all images at once, instead of the unbiased one in batches
+            of 256. It needs more memory.
+        max_images: Maximum number of images.
+    """
+    from peerdg.analyze.cka import cka, draw_cka
+    from peerdg.analyze.networks import split_name
+
+    options: dict[str, Any] = {"batch_size": None, "unbiased": False} if full else {}
+    names = [split_name(name) for name in networks]
+    with _opened(root, device) as (run_of, network_of):
+        compared = [
+            (run, one, network_of(one, run), network_of(other, run))
+            for run, which in names
+            for one in ([which] if which else map(str, epochs or run_of(run).spread(4)))
+        ]
+        images = run_of(names[0][0]).source_images(max_images)
+        rows: dict[str, dict[str, CKA]] = {}
+        for run, one, a, b in compared:
+            result = rows.setdefault(run, {})[one] = cka(a, b, images, **options)
+    flat = [(run, one, result) for run, results in rows.items() for one, result in results.items()]
+    lines = [
+        [f"{run}@{one}", *(f"{value:.3f}" for value in result.diagonal.values())]
+        for run, one, result in flat
+    ]
+    console.print(Table([f"CKA with {other}", *result.layers], lines))
+    estimate = "biased, full batch" if full else "unbiased"
+    about = f"CKA with {other} (columns), {estimate}, {result.images:,} clean source images"
+    path = _figure(output, names[0][0], "cka")
+    draw_cka(_short(rows), path, about=about)
+    results = [
+        {"a": f"{run}@{one}", "diagonal": result.diagonal, "matrix": result.matrix.tolist()}
+        for run, one, result in flat
+    ]
+    options = {"with": other, "estimate": estimate, "images": result.images}
+    _write(path, {**options, "layers": result.layers, "results": results})
+
+
+def connectivity_analyze(
+    runs: tuple[str, ...],
+    /,
+    *,
+    between: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("init", "last"),
+    points: int | None = None,
+    max_images: Annotated[int | None, AtLeast4] = None,
+    output: Output = None,
+    root: Root = None,
+    device: Device = "auto",
+) -> None:
+    """Evaluate the networks on a straight line between two snapshots, on source and targets.
+
+    Prints the gain in accuracy at the middle, and the barrier of error and loss: the largest value
+    minus the mean of both ends, or minus the line between them. Batch statistics are recomputed on
+    clean source images at every point. More than two networks are compared in pairs.
+
+    Example: `peerdg analyze connectivity runs/peer runs/randaugment --between init last`
+
+    Args:
+        runs: Runs with --keep-snapshots.
+        between: Networks: init, last, task, epochs, or RUN@WHICH. "all" takes six snapshots.
+        points: Odd number of networks on each line. Default: 21, or 5 for more than two networks.
+        max_images: Maximum number of images of each domain. Default: all.
+    """
+    from peerdg.analyze.connectivity import draw_pairs, draw_paths, pairwise
+
+    found = {}
+    with _opened(root, device) as (run_of, network_of):
+        ends = {run: between for run in runs}
+        if between == ("all",):
+            ends = {run: ("init", *map(str, run_of(run).spread(5))) for run in runs}
+        networks = {r: {name: network_of(name, r) for name in names} for r, names in ends.items()}
+        for name, some in networks.items():
+            run = run_of(name)
+            found[name] = pairwise(
+                some,
+                run.domains(max_images),
+                points=points or (21 if len(some) == 2 else 5),
+                size=run.size,
+                clean=run.clean,
+            )
+    flat = [(run, *pair, path) for run, pairs in found.items() for pair, path in pairs.items()]
+    lines = [
+        [f"{run}: {a}, {b}", domain, *(f"{value:.3f}" for value in path.summary(domain).values())]
+        for run, a, b, path in flat
+        for domain in path.accuracy
+    ]
+    console.print(Table(["path", "domain", *flat[0][-1].target_mean], lines))
+    file = _figure(output, runs[0], "connectivity")
+    draw = draw_paths if all(len(pairs) == 1 for pairs in found.values()) else draw_pairs
+    draw(_short(found), file)
+    results = [
+        {"run": run, "a": a, "b": b, **asdict(path)}
+        | {"summary": {domain: path.summary(domain) for domain in path.accuracy}}
+        for run, a, b, path in flat
+    ]
+    _write(file, {"max_images": max_images, "results": results})
+
+
+def drift_analyze(
+    run: str,
+    /,
+    *,
+    epochs: Epochs = (),
+    max_images: Annotated[int, AtLeast4] = 1000,
+    output: Output = None,
+    root: Root = None,
+    device: Device = "auto",
+) -> None:
+    """Measure how far the trained network moves from the start of its main phase.
+
+    Reports the distance of each layer's weights, CKA of its features, distances and cosines between
+    snapshots, the share of predictions that change, and the accuracy lost on earlier augmentations.
+
+    Example: `peerdg analyze drift runs/peer`
+
+    Args:
+        run: Run with --keep-snapshots.
+        epochs: Snapshots to use, e.g. --epochs 30 60 90. Default: up to twelve.
+        max_images: Maximum number of images of each domain.
+    """
+    from peerdg.analyze.drift import draw_drift, drift
+
+    with _opened(root, device) as (run_of, _):
+        result = drift(run_of(run), epochs=epochs, max_images=max_images)
+    rows = zip(
+        *(result.epochs[1:], result.geometry.distance[0][1:]),
+        *result.churn.values(),
+        result.forgetting or [math.nan] * len(result.epochs[1:]),
+        strict=True,
+    )
+    columns = ["epoch", "distance", *(f"churn {name}" for name in result.churn), "forgetting"]
+    lines = [[f"{epoch}", *(f"{value:.3f}" for value in values)] for epoch, *values in rows]
+    console.print(Table(columns, lines))
+    path = _figure(output, run, "drift")
+    draw_drift(result, path, title=f"Drift of {Path(run).name}")
+    _write(path, asdict(result))
+
+
+@contextlib.contextmanager
+def _opened(
+    root: str | None, device: str
+) -> "Iterator[tuple[Callable[[str], AnalyzedRun], Callable[[str, str], Classifier]]]":
+    """Yield a function that opens runs, and one that finds networks. Shows progress inside."""
+    from peerdg.analyze.networks import AnalyzedRun, split_name
+    from peerdg.long_work import interruptible
+    from peerdg.report.figures import pyplot
+    from peerdg.run.progress import ReadingBar
+
+    pyplot()  # fail early if matplotlib is missing
+    with contextlib.closing(ReadingBar(error_console)) as bar:
+        run_of = cache(partial(AnalyzedRun, root=root, device=device, progress=bar))
+
+        def network_of(name: str, run: str) -> "Classifier":
+            """Return the network RUN@WHICH, or WHICH of the given run."""
+            place, which = split_name(name)
+            return run_of(run).network(name) if which is None else run_of(place).network(which)
+
+        with interruptible(lambda label, share: bar(round(100 * share), 100, label)):
+            yield run_of, network_of
+
+
+def _figure(output: Path | None, run: str, name: str) -> Path:
+    return (output or Path(run) / "analysis") / f"{name}.png"
+
+
+def _short(runs: Mapping[str, Item]) -> Mapping[str, Item]:
+    """Name runs by their last folder, if these names differ."""
+    named = {Path(run).resolve().name: each for run, each in runs.items()}
+    return named if len(named) == len(runs) else runs
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    from peerdg.files import write_json
+
+    write_json(path.with_suffix(".json"), {**record, "peerdg": __version__})
+    console.print(f"Figure in {path} and .svg, numbers in {path.with_suffix('.json')}")
