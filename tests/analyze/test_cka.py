@@ -169,6 +169,12 @@ def test_constant_features_are_set_to_zero_with_a_warning():
     assert others == [0, 0] and first != 0
 
 
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_rounding_of_the_mean_does_not_count_as_a_feature(unbiased: bool):
+    for n in range(5, 30):
+        assert not centered_gram(torch.full((n, 3), 0.1), unbiased).any()
+
+
 def test_too_few_images_and_other_networks_are_refused():
     model = tiny_classifier()
     with pytest.raises(DataError, match="at least 4"):

@@ -51,7 +51,7 @@ def test_cka_compares_any_two_networks(runs, tmp_path: Path):
     assert first["diagonal"] == pytest.approx(dict.fromkeys(first["diagonal"], 1.0))
     assert second["diagonal"] != pytest.approx(first["diagonal"], abs=1e-4)
     assert (
-        analyze("cka", peer, other, "--with", "task", "--epochs", 2, 4, "--full", "-o", tmp_path)
+        analyze("cka", peer, other, "--with", "task", "--epochs", "2,4", "--full", "-o", tmp_path)
         == 0
     )
     made = results(tmp_path, "cka")
@@ -74,8 +74,8 @@ def test_connectivity_of_a_path_and_of_all_pairs(runs, tmp_path: Path):
     assert analyze("connectivity", peer, other, "--between", "all", *options) == 0
     made = results(tmp_path, "connectivity")["results"]
     assert [each["b"] for each in made] == ["2", "4", "4"] * 2
-    between = (f"{peer}@last", f"{other}@last")
-    assert analyze("connectivity", peer, "--between", *between, *options) == 0
+    between = f"{peer}@last,{other}@last"
+    assert analyze("connectivity", peer, "--between", between, *options) == 0
 
 
 def test_drift_writes_figures_and_numbers(runs, tmp_path: Path):

@@ -124,7 +124,7 @@ def pairwise(
     """Compute `connectivity` for each pair of networks. `options` are its keyword arguments."""
     pairs = list(combinations(networks, 2))
     if not pairs:
-        raise ConfigError("A path needs two different networks.", hint="Use --between init last.")
+        raise ConfigError("A path needs two different networks.", hint="Use --between init,last.")
     return {
         (a, b): connectivity(networks[a], networks[b], domains, **options)
         for a, b in iterate(pairs, "pairs")

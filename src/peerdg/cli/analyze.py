@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter, validators
 
 from peerdg import __version__
+from peerdg.cli.flags import whole_numbers
 from peerdg.run.hardware import DEVICES
 from peerdg.terminal import Table, console, error_console
 
@@ -23,7 +24,7 @@ _OUTPUT = "folder for figures and JSON; default: analysis/ in the first run"
 Output = Annotated[Path | None, Parameter(name=("--output", "-o"), help=_OUTPUT)]
 Root = Annotated[str | None, Parameter(help="folder with the data, if it was moved")]
 Device = Annotated[str, Parameter(help=DEVICES)]
-Epochs = Annotated[tuple[int, ...], Parameter(consume_multiple=True)]
+Epochs = Annotated[tuple[int, ...], Parameter(converter=whole_numbers)]
 Item = TypeVar("Item")
 AtLeast4 = Parameter(validator=validators.Number(gte=4))
 
@@ -51,7 +52,7 @@ def cka_analyze(
     Args:
         networks: Runs with --keep-snapshots, or single networks RUN@WHICH.
         other: Network to compare with: init, last, task or an epoch of the same run, or RUN@WHICH.
-        epochs: Snapshots of each RUN, e.g. --epochs 30 60 90 120.
+        epochs: Snapshots of each RUN, e.g. --epochs 30,60,90,120.
         full: Use the biased estimate on all images at once, instead of the unbiased one in batches
             of 256. It needs more memory.
         max_images: Maximum number of images.
@@ -93,7 +94,7 @@ def connectivity_analyze(
     runs: tuple[str, ...],
     /,
     *,
-    between: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("init", "last"),
+    between: str = "init,last",
     points: int | None = None,
     max_images: Annotated[int | None, AtLeast4] = None,
     output: Output = None,
@@ -106,7 +107,7 @@ def connectivity_analyze(
     minus the mean of both ends, or minus the line between them. Batch statistics are recomputed on
     clean source images at every point. More than two networks are compared in pairs.
 
-    Example: `peerdg analyze connectivity runs/peer runs/randaugment --between init last`
+    Example: `peerdg analyze connectivity runs/peer runs/randaugment --between init,last`
 
     Args:
         runs: Runs with --keep-snapshots.
@@ -118,9 +119,9 @@ def connectivity_analyze(
 
     found = {}
     with _opened(root, device) as (run_of, network_of):
-        ends = {run: between for run in runs}
-        if between == ("all",):
-            ends = {run: ("init", *map(str, run_of(run).spread(5))) for run in runs}
+        ends = dict.fromkeys(runs, between.split(","))
+        if between == "all":
+            ends = {run: ["init", *map(str, run_of(run).spread(5))] for run in runs}
         networks = {r: {name: network_of(name, r) for name in names} for r, names in ends.items()}
         for name, some in networks.items():
             run = run_of(name)
@@ -168,7 +169,7 @@ def drift_analyze(
 
     Args:
         run: Run with --keep-snapshots.
-        epochs: Snapshots to use, e.g. --epochs 30 60 90. Default: up to twelve.
+        epochs: Snapshots to use, e.g. --epochs 30,60,90. Default: up to twelve.
         max_images: Maximum number of images of each domain.
     """
     from peerdg.analyze.drift import draw_drift, drift

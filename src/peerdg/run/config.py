@@ -77,7 +77,9 @@ class RunConfig:
         True, "reuse pre-training of an identical run, or store it for others"
     )
     oracle: bool | None = option(None, "also train on the targets: an oracle, not a fair baseline")
-    keep_snapshots: bool = option(False, "save the trained network's weights at every evaluation")
+    keep_snapshots: bool = option(
+        False, "save the trained network's weights at every evaluation, for `peerdg analyze`"
+    )
     data: Any = None
     pretrain: PhaseSettings = field(default_factory=PhaseSettings)
     train: PhaseSettings = field(default_factory=PhaseSettings)
