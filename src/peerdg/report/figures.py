@@ -249,6 +249,14 @@ def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
     pyplot().close(figure)
 
 
+def save_png_and_svg(figure: Any, path: Path) -> None:
+    """Save a figure as `path.png` and as `path.svg`, which is the same each time."""
+    with replace_atomically(path.with_suffix(".svg")) as temporary:
+        with pyplot().rc_context({"svg.hashsalt": "peerdg"}):
+            figure.savefig(temporary, format="svg", facecolor="white", metadata={"Date": None})
+    save_figure(figure, path.with_suffix(".png"), dpi=140)
+
+
 def pyplot() -> Any:
     """Import matplotlib's pyplot with a backend that draws into files."""
     import_extra("matplotlib", "plots").use("Agg")
