@@ -5,11 +5,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.benches.plan import SEEDS
+from peerdg.benches.plan import SEEDS, VARIANT
 from peerdg.cli.flags import OptionalWhole, Options, SeedList, Whole
 from peerdg.data.benchmarks import PUBLISHED, no_such_data
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import replace_atomically
+from peerdg.options import dotted
 from peerdg.paper.catalogue import columns, find_items, items, paper_plan
 from peerdg.run.presets import BUDGETS
 from peerdg.terminal import Table, console, error_console
@@ -28,8 +29,10 @@ def list_paper() -> None:
             runs = len(plan.only(used).groups)
         rows.append([name, item.title, ", ".join(item.data) or "-", str(runs or "-")])
     console.print(Table(["item", "title", "data", "runs per seed"], rows, is_text=True))
+    shared = len(plan.plan.groups) - 1  # one is the oracle, which has one seed
     console.print(
-        f"{len(rows)} items. They share {len(plan.plan.groups)} runs per seed on digits-mini."
+        f"{len(rows)} items. On digits-mini with budget quick, they share {shared} runs per seed "
+        f"and an oracle: {shared * QUICK_SEEDS + 1} runs with {QUICK_SEEDS} seeds."
     )
 
 
@@ -59,16 +62,14 @@ def show_paper(item: str, /) -> None:
             console.print(f"Note: {note}")
         for data in found.data:
             plan = paper_plan(data, {"budget": "paper"}, seeds=[0], bench=OUT)
-            configs = [plan.plan.members[plan.same[row]].config for row in found.rows(data)]
-            pretrained = [c.backbone for c in configs if c.weights == "imagenet"]
-            pretrained += [
-                model
-                for config in configs
-                if (model := getattr(config.method_settings, "model", None))
-                and not model.startswith(str(OUT.absolute()))
-            ]
-            weights = ", ".join(dict.fromkeys(pretrained)) or "no weights"
-            console.print(f"Needs: {data}, {weights}")
+            for row in found.rows(data):
+                if own := plan.plan.options[VARIANT].get(row):
+                    flags = ", ".join(f"{name} = {value}" for name, value in dotted(own).items())
+                    console.print(f"{row} on {data}: {flags}")
+            used = [plan.group(row).config for row in found.rows(data)]
+            networks = dict.fromkeys(c.backbone for c in used if c.weights == "imagenet")
+            weights = f", ImageNet weights of {', '.join(networks)}" if networks else ""
+            console.print(f"Needs: {data}{weights}")
 
 
 def run_paper(

@@ -158,13 +158,15 @@ def draw_schematic(item: Item, path: Path) -> None:
             top = 0.75 * radius if radius > 1 else 0  # a large circle has others inside
             axis.text(x, y + top, name.format(**names), **centered)
         boxes = diagram.get("boxes", {})
+        frames = {}
+        for number, (key, (x, y, name)) in enumerate(boxes.items()):
+            frame = {"boxstyle": "round,pad=0.5", "fc": "white", "ec": COLORS[number], "lw": 2}
+            text = axis.text(x, y, name.format(**names), bbox=frame, **centered)
+            frames[key] = text.get_bbox_patch()
         for start, end, name in diagram.get("arrows", ()):
             (x, y), (to_x, to_y) = boxes[start][:2], boxes[end][:2]
-            style = {"arrowstyle": "->", "shrinkA": 24, "shrinkB": 24, "lw": 1.4}
-            axis.annotate("", (to_x, to_y), (x, y), arrowprops=style)
+            ends = {"patchA": frames[start], "patchB": frames[end], "shrinkA": 3, "shrinkB": 3}
+            axis.annotate("", (to_x, to_y), (x, y), arrowprops={"arrowstyle": "->", **ends})
             place = ((x + to_x) / 2 + 0.15, (y + to_y) / 2)
             axis.text(*place, name.format(**names), fontsize=8, va="center")
-        for number, (x, y, name) in enumerate(boxes.values()):
-            frame = {"boxstyle": "round,pad=0.5", "fc": "white", "ec": COLORS[number], "lw": 2}
-            axis.text(x, y, name.format(**names), bbox=frame, **centered)
     save(figure, path)

@@ -8,6 +8,7 @@ DIR/runs/digits-mini-quick/    the bench that all items on this data set and bud
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from peerdg.errors import ConfigError, DataError, PeerdgError
 from peerdg.evaluate.statistics import spread
 from peerdg.files import read_json, replace_atomically, write_json
 from peerdg.models.names import BACKBONES
-from peerdg.models.weights import imagenet_file, weights_file
+from peerdg.models.weights import weights_file
 from peerdg.paper.catalogue import ORACLE, Item, Panel, PaperPlan, columns, items, paper_plan
 from peerdg.paper.cells import MEASURES
 from peerdg.report.runs import RunResult
@@ -117,12 +118,13 @@ def _train(
         return Results(data, root, bench, one_line(error))
     given = {**options, "root": None if root is None else str(root)}
     plan = paper_plan(data, given, seeds=seeds, bench=bench)
-    members = {row: plan.plan.members[plan.same[row]] for row in rows}
-    checked = {row: _missing_weights(member) for row, member in members.items()}
-    missing = {row: reason for row, reason in checked.items() if reason is not None}
+    weights = {row: _weights(plan.plan.members[plan.same[row]]) for row in rows}
+    problems = {each: _problem(*each) for each in {*chain(*weights.values())}}
+    reasons = {row: [r for each in weights[row] if (r := problems[each])] for row in rows}
+    missing = {row: found[0] for row, found in reasons.items() if found}
     present = [row for row in rows if row not in missing]
     stages = [plan.only(present)] if present else []
-    if any(str(_guide(members[row])).endswith(f"{ORACLE}-0") for row in present):
+    if any(guide.endswith(f"{ORACLE}-0") for row in present for guide, _ in weights[row]):
         stages.insert(0, replace(plan.only([ORACLE]), seeds=(0,)))
     runs: dict[str, list[RunResult]] = {}
     failures: dict[str, str] = {}
@@ -141,17 +143,17 @@ def _train(
     return Results(data, root, bench, None, plan, runs, missing)
 
 
-def _guide(member: PlannedMethod) -> str | None:
-    """Return the network that guides a row: a backbone, or a run folder."""
-    return getattr(member.config.method_settings, "model", None)
+def _weights(member: PlannedMethod) -> list[tuple[str, str]]:
+    """Return the networks whose weights a row needs: its own, and the one that guides it."""
+    guide = getattr(member.config.method_settings, "model", None)
+    own = (member.config.backbone, member.config.weights)
+    return [own] if guide is None else [own, (guide, "imagenet" if guide in BACKBONES else "none")]
 
 
-def _missing_weights(member: PlannedMethod) -> str | None:
-    """Return why the initial or guiding weights of a row are not available."""
+def _problem(backbone: str, weights: str) -> str | None:
+    """Return why weights are not available."""
     try:
-        weights_file(member.config.backbone, member.config.weights)
-        if (guide := _guide(member)) in BACKBONES:
-            imagenet_file(str(guide))
+        weights_file(backbone, weights)
     except PeerdgError as error:
         return one_line(error)
     return None
@@ -174,9 +176,11 @@ def _make(item: Item, used: Sequence[Results], out: Path) -> dict[str, Any]:
         for results in used:  # every figure of the paper is about one data set
             gaps = [results.missing[row] for row in item.methods if row in results.missing]
             gaps = gaps if results.reason is None else [results.reason]
+            try:
+                figure = draw(item, results, out / f"{item.id}.png") if not gaps else {}
+            except PeerdgError as error:  # for example, an extra is not installed
+                gaps = [one_line(error)]
             missing += [f"{results.data}: {reason}" for reason in gaps]
-            if not gaps:
-                figure = draw(item, results, out / f"{item.id}.png")
         if not used:
             draw_schematic(item, out / f"{item.id}.png")
     missing = list(dict.fromkeys(missing))
@@ -195,7 +199,10 @@ def _block(panel: Panel, results: Results) -> dict[str, Any]:
         if panel.measure == "distance" and reason is None:
             from peerdg.paper.figures import distances
 
-            ours = distances(results.data, results.root)
+            try:
+                ours = distances(results.data, results.root)
+            except PeerdgError as error:
+                reason = one_line(error)
         for run in results.of(row.row) if reason is None else ():
             networks[run.config["backbone"]] = None
             values = MEASURES[panel.measure](run, run.trained if row.trained else run.deployed)
