@@ -3,7 +3,8 @@
 A claim compares rows. Each seed gives one difference, and Student's 95 % interval of their mean
 decides. A claim is supported if the interval is on its side of 0, and not supported if it is on the
 other side. An interval that contains 0, or fewer than five seeds, are not enough data. Variances
-are compared by the logarithm of their ratio.
+are compared by the logarithm of their ratio. Distances between data sets need no training, so they
+have random samples of images instead of seeds.
 """
 
 import math
@@ -89,7 +90,8 @@ def _check(claim: Mapping[str, Any], numbers: Numbers) -> tuple[str, str]:
         return _verdict(_correlations(of, distance or {}), text, claim["sign"])
     if "positive" in claim:
         row = claim["positive"]
-        return _verdict(values(row), f"rank correlation of distance and {row}", 1)
+        text = f"rank correlation of distance and {row}"
+        return _verdict(values(row), text, 1, unit="random samples of images")
     a, b = claim.get("more") or claim["less"]
     if isinstance(b, list):  # the best of several rows
         b = max(b, key=lambda row: fmean(values(row).values() or [-math.inf]))
@@ -101,12 +103,14 @@ def _check(claim: Mapping[str, Any], numbers: Numbers) -> tuple[str, str]:
     return _verdict(shared, text, 1 if "more" in claim else -1, is_ratio=is_ratio)
 
 
-def _verdict(by_seed: BySeed, what: str, sign: int, *, is_ratio: bool = False) -> tuple[str, str]:
+def _verdict(
+    by_seed: BySeed, what: str, sign: int, *, is_ratio: bool = False, unit: str = "seeds"
+) -> tuple[str, str]:
     found = paired_difference(by_seed, dict.fromkeys(by_seed, 0.0))
     if found is None:
         return NOT_ENOUGH, f"{what}: no runs"
     agree = sum(value * sign > 0 for value in by_seed.values())
-    text = f"{what}: {_text(found, is_ratio)}, as claimed in {agree} of {found.n} seeds"
+    text = f"{what}: {_text(found, is_ratio)}, as claimed in {agree} of {found.n} {unit}"
     if found.margin is None:
         return NOT_ENOUGH, f"{text}, {MIN_SEEDS} are needed"
     if not found.is_clear:
