@@ -178,7 +178,10 @@ def paper_plan(
     rows = dict.fromkeys(row for item in items().values() for row in item.rows(data))
     ordered = sorted(rows, key=lambda row: row not in known_methods())  # methods before variants
     common = {key: value for key, value in options.items() if key == data or key not in BENCHMARKS}
-    given = merge({"crafted": "disjoint"}, common, {"benchmark": data})
+    crafted: dict[str, Any] = {"crafted": "disjoint"}
+    if budget == "quick":  # evaluations take a third of such a short run
+        crafted["crafted_images"] = 200
+    given = merge(crafted, common, {"benchmark": data})
     given[VARIANT] = {name: variants[name] for name in ordered if name in variants}
     plan = make_plan(given, methods=[*ordered, ORACLE], seeds=seeds)
     same: dict[str, str] = {}
