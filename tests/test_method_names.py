@@ -27,6 +27,10 @@ ALLOWED = {
     "_exports.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),
     "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),
     "data/benchmarks.py": ({"peer"}, "cites the paper for a licence"),
+    "cli/main.py": ({"peer"}, "the paper's title"),
+    "paper/catalogue.py": ({"erm", "oracle-erm", "teacher"}, "the oracle that guides a teacher"),
+    "paper/figures.py": ({"peer", "randaugment", "teacher"}, "schematics of the paper"),
+    "paper/run.py": ({"peer"}, "the paper's title"),
     "run/prepare.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/config.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
 }

@@ -58,11 +58,11 @@ Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="hide progress")]
 def options_for(command: str, arguments: Sequence[str]) -> Any:
     """Create the type of a command's options, nested like the tables of a config file.
 
-    `bench` has no options for method and seed. With `--help`, only the common options and those for
-    the chosen method and data set are included.
+    `bench` and `paper run` have no options for method and seed. With `--help`, only the common
+    options and those for the chosen method and data set are included.
     """
     left_out = ["benchmark"]
-    if command == "bench":
+    if command in ("bench", "paper run"):
         left_out += ["method", "seed", "train_seed"]
     shown = None
     if "--help" in arguments or "-h" in arguments:

@@ -36,6 +36,10 @@ COMMANDS = {
     "analyze cka": "Compare the features of networks, layer by layer.",
     "analyze connectivity": "Evaluate the networks on a line between two snapshots.",
     "analyze drift": "Measure how far a network moves from its start.",
+    "paper list": "List the tables and figures of the PEER paper.",
+    "paper show": "Show the published values of an item, and how to make it.",
+    "paper run": "Make items of the paper, and write ours next to the paper's.",
+    "paper claims": "Compare the paper's claims with the runs.",
     "methods": "List the methods and their options.",
     "config": "Print the complete configuration of a run.",
     "data list": "List the data sets.",
@@ -47,8 +51,9 @@ COMMANDS = {
 GROUPS = {
     "analyze": "Compare data sets, networks and snapshots.",
     "data": "List, show, verify and prepare data sets.",
+    "paper": "Make the tables and figures of the PEER paper.",
 }
-WITH_OPTIONS = ("train", "bench", "config")  # commands that take the options of a run
+WITH_OPTIONS = ("train", "bench", "config", "paper run")  # commands that take the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a full or failing disk
 

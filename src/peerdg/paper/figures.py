@@ -1,0 +1,172 @@
+"""The figures of the paper, and the distances in its tables, from `peerdg.analyze`."""
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from peerdg.analyze.cka import CKA, cka, draw_cka
+from peerdg.analyze.connectivity import LinearPath, connectivity, draw_paths
+from peerdg.analyze.drawing import curves, panels, save
+from peerdg.analyze.networks import AnalyzedRun
+from peerdg.analyze.otdd import Settings, analyze_otdd, otdd
+from peerdg.augment.randaugment import RandAugment
+from peerdg.data.benchmarks import BENCHMARKS
+from peerdg.data.domain import Domain
+from peerdg.evaluate.selection import Trajectory
+from peerdg.evaluate.statistics import scipy_stats
+from peerdg.methods.peer import PEER
+from peerdg.methods.registry import settings_of
+from peerdg.paper.catalogue import MEAN, Item
+from peerdg.paper.cells import variance
+from peerdg.report.figures import COLORS, pyplot
+
+if TYPE_CHECKING:
+    from peerdg.paper.run import Results
+
+IMAGES = 1000  # per domain
+DISTANCE = Settings(samples=500, repeats=5)
+POLICIES = tuple(product((1, 2, 3, 4), (5, 10, 15, 20, 25, 30)))  # num_ops, magnitude
+LATE = 100  # epoch of the paper's late snapshot
+
+
+def draw(item: Item, results: "Results", path: Path) -> dict[str, Any]:
+    """Draw a figure from the runs on one data set, and return its numbers."""
+    analyses = {"curves": _curves, "otdd": _grid, "connectivity": _paths, "cka": _similarity}
+    numbers: dict[str, Any] = analyses[str(item.analysis)](item, results, path)
+    return {"data": results.data, **numbers}
+
+
+def _curves(item: Item, results: "Results", path: Path) -> dict[str, Any]:
+    """Draw the target accuracy of the first seed, because a mean of seeds hides fluctuation."""
+    figure, axes = panels(1, 1, side=5)
+    lines, variances = {}, {}
+    for row in item.methods:
+        runs = results.of(row)
+        first = Trajectory.from_records(runs[0].evaluations, model=runs[0].deployed)
+        lines[row] = [first.mean(epoch, first.targets) for epoch in first.accuracy]
+        values = {run.seed: variance(run, run.deployed) for run in runs}
+        variances[row] = {seed: each[MEAN] for seed, each in values.items() if each}
+    curves(axes[0, 0], list(first.accuracy), lines, f"accuracy %, mean of {results.data}'s targets")
+    axes[0, 0].set_xlabel(f"epoch, seed {runs[0].seed}")
+    save(figure, path)
+    return {"variance": variances}
+
+
+# Distances.
+
+
+@cache
+def _domains(data: str, root: Path | None) -> tuple[Domain, ...]:
+    """Load the clean training images and the targets."""
+    splits = BENCHMARKS[data].load(BENCHMARKS[data].settings(), root=root)
+    return (splits.train, *splits.targets.values())
+
+
+@cache
+def distances(data: str, root: Path | None) -> dict[str, dict[int, float]]:
+    """Return ½ OTDD² between source and targets, by target and repeat."""
+    source, *targets = _domains(data, root)
+    values = {target.name: otdd(source, target, DISTANCE).values for target in targets}
+    values[MEAN] = tuple(map(fmean, zip(*values.values(), strict=True)))
+    return {name: dict(enumerate(each)) for name, each in values.items()}
+
+
+def _grid(item: Item, results: "Results", path: Path) -> dict[str, Any]:
+    """Draw the distance between the source and its augmented images, by policy."""
+    policies = [RandAugment(*policy) for policy in POLICIES]
+    domains = _domains(results.data, results.root)
+    analysis = analyze_otdd(domains, DISTANCE, augmentations=policies)
+    analysis.save(path.with_suffix(""))
+    for suffix in (".png", ".svg"):
+        (path.with_suffix("") / f"otdd{suffix}").replace(path.with_suffix(suffix))
+    grid = [[*policy, *each.values] for policy, each in analysis.grid.items()]
+    num_ops, magnitude, *repeats = zip(*grid, strict=True)
+    spearman = scipy_stats().spearmanr
+    strength = {
+        name: {number: float(spearman(values, each)[0]) for number, each in enumerate(repeats)}
+        for name, values in (("num_ops", num_ops), ("magnitude", magnitude))
+    }
+    return {"grid": grid, "strength": strength}
+
+
+# Networks of the runs. All seeds count, and the first one is drawn.
+
+
+def _paths(item: Item, results: "Results", path: Path) -> dict[str, Any]:
+    """Draw the accuracy between the first and a late snapshot of the proxy."""
+    drawn: dict[str, dict[tuple[str, str], LinearPath]] = {}
+    gains: dict[str, dict[int, float]] = {}
+    for row in item.methods:
+        for run in results.of(row):
+            opened = _open(results, row, run.seed)
+            late = LATE if LATE in opened.epochs else opened.epochs[-1]
+            ends = (opened.network(0), opened.network(late))
+            domains = opened.domains(IMAGES)
+            line = connectivity(*ends, domains, size=opened.size, clean=opened.clean)
+            gains.setdefault(row, {})[run.seed] = line.target_mean["gain"]
+            drawn.setdefault(row, {("epoch 0", f"epoch {late}"): line})
+    draw_paths(drawn, path)
+    return {"gain": gains}
+
+
+def _similarity(item: Item, results: "Results", path: Path) -> dict[str, Any]:
+    """Draw the CKA of the proxy during training with its start or with the deployed network."""
+    drawn: dict[str, dict[str, CKA]] = {}
+    numbers: dict[str, dict[int, dict[int, float]]] = {}
+    against = item.settings["against"]
+    for row in item.methods:
+        for number, run in enumerate(results.of(row)):
+            opened = _open(results, row, run.seed)
+            epochs = opened.spread(4)
+            for epoch in (epochs[0], epochs[-1]) if item.settings["panels"] == 2 else epochs:
+                result = _cka(opened, epoch, "init" if against == "start" else "task")
+                if number == 0:
+                    drawn.setdefault(row, {})[f"epoch {epoch}"] = result
+                mean = fmean(result.diagonal.values())
+                numbers.setdefault(row, {}).setdefault(epoch, {})[run.seed] = mean
+    draw_cka(drawn, path, about=f"CKA: proxy (rows) and {against} network (columns)")
+    return {"cka": numbers, "against": against}
+
+
+@cache
+def _open(results: "Results", row: str, seed: int) -> AnalyzedRun:
+    root = None if results.root is None else str(results.root)
+    return AnalyzedRun(results.folder(row, seed), root=root)
+
+
+@cache
+def _cka(run: AnalyzedRun, epoch: int, other: str) -> CKA:
+    return cka(run.network(epoch), run.network(other), run.source_images(IMAGES))
+
+
+def draw_schematic(item: Item, path: Path) -> None:
+    """Draw circles, boxes and arrows, with names from the code."""
+    names: dict[str, Any] = {name: settings_of(name)() for name in ("peer", "teacher")}
+    names |= {"task": PEER.own_deployed, "augment": RandAugment.__name__}
+    names["digits"] = BENCHMARKS["digits"]
+    diagrams, centered = item.settings["diagram"], {"ha": "center", "va": "center", "fontsize": 9}
+    figure, axes = pyplot().subplots(1, len(diagrams), figsize=(10, 3.3), layout="constrained")
+    for axis, diagram in zip(axes, diagrams, strict=True):
+        axis.set(xlim=(-0.5, 11), ylim=(0, 6.3), aspect="equal")
+        axis.axis("off")
+        axis.set_title(diagram["title"].format(**names), fontsize=9)
+        for number, (x, y, radius, name) in enumerate(diagram.get("circles", ())):
+            edge = {"ec": COLORS[number], "ls": ("-", "--", ":", "-.")[number], "lw": 2}
+            axis.add_patch(pyplot().Circle((x, y), radius, fill=False, **edge))
+            top = 0.75 * radius if radius > 1 else 0  # a large circle has others inside
+            axis.text(x, y + top, name.format(**names), **centered)
+        boxes = diagram.get("boxes", {})
+        frames = {}
+        for number, (key, (x, y, name)) in enumerate(boxes.items()):
+            frame = {"boxstyle": "round,pad=0.5", "fc": "white", "ec": COLORS[number], "lw": 2}
+            text = axis.text(x, y, name.format(**names), bbox=frame, **centered)
+            frames[key] = text.get_bbox_patch()
+        for start, end, name in diagram.get("arrows", ()):
+            (x, y), (to_x, to_y) = boxes[start][:2], boxes[end][:2]
+            ends = {"patchA": frames[start], "patchB": frames[end], "shrinkA": 3, "shrinkB": 3}
+            axis.annotate("", (to_x, to_y), (x, y), arrowprops={"arrowstyle": "->", **ends})
+            place = ((x + to_x) / 2 + 0.15, (y + to_y) / 2)
+            axis.text(*place, name.format(**names), fontsize=8, va="center")
+    save(figure, path)

@@ -1,0 +1,263 @@
+"""Make tables and figures of the paper: train missing runs, and write ours next to the paper's.
+
+DIR/README.md                  one line per item
+DIR/T2.md, DIR/T2.json         an item, and its numbers by seed
+DIR/F1.png, DIR/F1.svg         a figure
+DIR/runs/digits-mini-quick/    the bench that all items on this data set and budget share
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from peerdg.benches.execute import train_runs
+from peerdg.benches.folder import BenchFolder
+from peerdg.benches.plan import PlannedMethod
+from peerdg.benches.rows import collect_rows
+from peerdg.data.benchmarks import BENCHMARKS, find_entry
+from peerdg.errors import ConfigError, DataError, PeerdgError
+from peerdg.evaluate.statistics import spread
+from peerdg.files import read_json, replace_atomically, write_json
+from peerdg.models.names import BACKBONES
+from peerdg.models.weights import weights_file
+from peerdg.paper.catalogue import ORACLE, Item, Panel, PaperPlan, columns, items, paper_plan
+from peerdg.paper.cells import MEASURES
+from peerdg.report.runs import RunResult
+from peerdg.terminal import Table, markdown_environment, one_line
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Runs of the shared bench on one data set."""
+
+    data: str
+    root: Path | None
+    bench: Path
+    reason: str | None = None  # why the data are not available
+    plan: PaperPlan | None = None
+    runs: Mapping[str, Sequence[RunResult]] = field(default_factory=dict)  # by row of the plan
+    missing: Mapping[str, str] = field(default_factory=dict)  # reason, by row of the catalogue
+
+    def of(self, row: str) -> Sequence[RunResult]:
+        """Return the finished runs of a row of the catalogue, one per seed."""
+        return () if self.plan is None else self.runs.get(self.plan.same.get(row, ""), ())
+
+    def folder(self, row: str, seed: int) -> Path:
+        """Return the run folder of a row, which other rows may share."""
+        name = row if self.plan is None else self.plan.group(row).result(seed)
+        return self.bench / "runs" / name
+
+
+def run_items(
+    wanted: Sequence[Item],
+    out: Path,
+    *,
+    options: Mapping[str, Any],
+    data: str | None = None,
+    root: Path | None = None,
+    seeds: Sequence[int],
+    **how: Any,
+) -> dict[str, str]:
+    """Train the missing runs of some items, and write their pages.
+
+    Args:
+        wanted: Items to make.
+        out: Folder for pages and runs.
+        options: Options of all runs, nested as in a config file, with the budget.
+        data: Data set to use instead of those in the paper.
+        root: Folder with one data set, or with several, each in a folder with its name.
+        seeds: Seeds of each row.
+        how: Options of `train_runs`, e.g. `jobs`.
+
+    Returns:
+        What is not available, by item. Empty if everything was made.
+    """
+    results = {}
+    for name in dict.fromkeys(name for item in wanted for name in _data_of(item, data)):
+        users = [item for item in wanted if name in _data_of(item, data)]
+        rows = dict.fromkeys(row for item in users for row in item.rows(name))
+        bench = out / "runs" / f"{name}-{options['budget']}"
+        results[name] = _train(name, rows, bench, root, options, seeds, **how)
+    gaps = {}
+    for item in wanted:
+        made = _make(item, [results[name] for name in _data_of(item, data)], out)
+        made |= {"budget": options["budget"], "seeds": list(seeds)}
+        write_json(out / f"{item.id}.json", made)
+        page = markdown_environment("paper", trim_blocks=True).get_template("item.md.jinja")
+        tables = [_table(block) for block in made["panels"]]
+        _write(out / f"{item.id}.md", page.render(item=item, made=made, tables=tables))
+        if made["missing"]:
+            gaps[item.id] = " ".join(made["missing"])
+    _write_index(out)
+    return gaps
+
+
+def _data_of(item: Item, data: str | None) -> tuple[str, ...]:
+    """Return the data sets that an item is made on. A schematic has none."""
+    return item.data if data is None or not item.data else (data,)
+
+
+def _train(
+    data: str,
+    rows: Iterable[str],
+    bench: Path,
+    root: Path | None,
+    options: Mapping[str, Any],
+    seeds: Sequence[int],
+    **how: Any,
+) -> Results:
+    """Train the missing runs of some rows on one data set."""
+    benchmark = BENCHMARKS[data]
+    if root is not None:
+        root = (find_entry([root], f"{data}/") or root) if benchmark.needs_root else None
+    try:
+        benchmark.require_source(benchmark.settings(), root)
+    except (ConfigError, DataError) as error:
+        return Results(data, root, bench, one_line(error))
+    given = {**options, "root": None if root is None else str(root)}
+    plan = paper_plan(data, given, seeds=seeds, bench=bench)
+    weights = {row: _weights(plan.plan.members[plan.same[row]]) for row in rows}
+    problems = {each: _problem(*each) for each in {*chain(*weights.values())}}
+    reasons = {row: [r for each in weights[row] if (r := problems[each])] for row in rows}
+    missing = {row: found[0] for row, found in reasons.items() if found}
+    present = [row for row in rows if row not in missing]
+    stages = [plan.only(present)] if present else []
+    if any(guide.endswith(f"{ORACLE}-0") for row in present for guide, _ in weights[row]):
+        stages.insert(0, replace(plan.only([ORACLE]), seeds=(0,)))
+    runs: dict[str, list[RunResult]] = {}
+    failures: dict[str, str] = {}
+    for stage in stages:
+        folder = BenchFolder(bench)
+        folder.open(stage)
+        try:
+            folder.write_plan(stage)
+            failures |= train_runs(stage, folder, **how)
+            runs |= collect_rows(stage, folder)
+        finally:
+            folder.close()
+    for row in present:
+        for name in {plan.group(row).result(seed) for seed in seeds} & failures.keys():
+            missing[row] = f"{name} failed. {failures[name]}"
+    return Results(data, root, bench, None, plan, runs, missing)
+
+
+def _weights(member: PlannedMethod) -> list[tuple[str, str]]:
+    """Return the networks whose weights a row needs: its own, and the one that guides it."""
+    guide = getattr(member.config.method_settings, "model", None)
+    own = (member.config.backbone, member.config.weights)
+    return [own] if guide is None else [own, (guide, "imagenet" if guide in BACKBONES else "none")]
+
+
+def _problem(backbone: str, weights: str) -> str | None:
+    """Return why weights are not available."""
+    try:
+        weights_file(backbone, weights)
+    except PeerdgError as error:
+        return one_line(error)
+    return None
+
+
+def _make(item: Item, used: Sequence[Results], out: Path) -> dict[str, Any]:
+    """Collect the numbers of an item, or draw it."""
+    is_other = item.data != tuple(results.data for results in used)
+    blocks = [
+        _block(panel, results)
+        for panel in item.panels
+        for results in used
+        if is_other or results.data in panel.data
+    ]
+    missing = [reason for block in blocks for reason in block["missing"]]
+    figure: dict[str, Any] = {}
+    if item.analysis is not None:
+        from peerdg.paper.figures import draw, draw_schematic
+
+        for results in used:  # every figure of the paper is about one data set
+            gaps = [results.missing[row] for row in item.methods if row in results.missing]
+            gaps = gaps if results.reason is None else [results.reason]
+            try:
+                figure = draw(item, results, out / f"{item.id}.png") if not gaps else {}
+            except PeerdgError as error:  # for example, an extra is not installed
+                gaps = [one_line(error)]
+            missing += [f"{results.data}: {reason}" for reason in gaps]
+        if not used:
+            draw_schematic(item, out / f"{item.id}.png")
+    missing = list(dict.fromkeys(missing))
+    return {"id": item.id, "panels": blocks, "figure": figure, "missing": missing}
+
+
+def _block(panel: Panel, results: Results) -> dict[str, Any]:
+    """Collect the cells of a panel on one data set, by seed."""
+    is_other = results.data not in panel.data
+    reason = panel.only if is_other and panel.only else results.reason
+    missing = {results.missing[row.row]: None for row in panel.rows if row.row in results.missing}
+    rows: list[dict[str, Any]] = []
+    networks: dict[str, None] = {}
+    for row in panel.rows:
+        ours: dict[str, dict[int, float]] = {}
+        if panel.measure == "distance" and reason is None:
+            from peerdg.paper.figures import distances
+
+            try:
+                ours = distances(results.data, results.root)
+            except PeerdgError as error:
+                reason = one_line(error)
+        for run in results.of(row.row) if reason is None else ():
+            networks[run.config["backbone"]] = None
+            values = MEASURES[panel.measure](run, run.trained if row.trained else run.deployed)
+            for column, value in values.items():
+                ours.setdefault(column, {})[run.seed] = value
+        paper = row.published if is_other else {results.data: row.published[results.data]}
+        name = f"{row.row}:trained" if row.trained else row.row
+        rows.append({"label": row.label, "row": name, "ours": ours, "paper": paper})
+    present = {column for row in rows for column in row["ours"]}
+    absent = [name for name in columns(panel.measure, results.data) if name not in present]
+    return {
+        "title": panel.title or panel.measure,
+        "measure": panel.measure,
+        "data": results.data,
+        "paper": [] if not is_other else panel.data,  # data sets of the paper, if others
+        "networks": list(networks),
+        "rows": rows,
+        "absent": absent if present else [],  # targets without images
+        "missing": [f"{results.data}: {text}" for text in ([reason] if reason else missing)],
+    }
+
+
+def _table(block: Mapping[str, Any]) -> Table:
+    """Tabulate a panel. On other data than the paper's, only the paper's last column is shown."""
+    names, lines = columns(block["measure"], block["data"]), []
+    head = [text for name in names for text in ((name,) if block["paper"] else (name, "paper"))]
+    for row in block["rows"]:
+        seeds = max((len(values) for values in row["ours"].values()), default=0)
+        line = [row["label"], f"{seeds}"]
+        for name in names:
+            values = list(row["ours"].get(name, {}).values())
+            line.append(spread(values, digits=2) if values else "not available")
+            if not block["paper"]:
+                line.append(_number(row["paper"][block["data"]][name]))
+        line += [_number(list(row["paper"][data].values())[-1]) for data in block["paper"]]
+        lines.append(line)
+    return Table(["", "seeds", *head, *(f"paper, {data}" for data in block["paper"])], lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _write_index(out: Path) -> None:
+    """Write the index of all items made so far."""
+    lines = []
+    for name, item in items().items():
+        if (out / f"{name}.json").is_file():
+            made = read_json(out / f"{name}.json")
+            state = "; ".join(made["missing"]) or "complete"
+            lines.append([name, item.title, made["budget"], f"{len(made['seeds'])}", state])
+    table = Table(["item", "title", "budget", "seeds", "state"], lines)
+    _write(out / "README.md", f"# Tables and figures of the PEER paper\n\n{table.markdown()}")
+
+
+def _write(path: Path, text: str) -> None:
+    with replace_atomically(path) as temporary:
+        temporary.write_text(text, "utf-8")

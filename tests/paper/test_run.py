@@ -1,0 +1,122 @@
+"""`peerdg paper run` on small digits, with runs of a few steps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from peerdg.benches import execute
+from peerdg.cli.main import run as command
+from peerdg.paper.catalogue import columns, find_items
+from peerdg.paper.run import run_items
+from peerdg.report.runs import read_run
+from tests.benches.tiny import SameProcess
+
+TINY: dict[str, Any] = {
+    "budget": "quick",
+    "pretrain": {"epochs": 1, "steps_per_epoch": 1, "batch_size": 8},
+    "train": {"epochs": 2, "steps_per_epoch": 1, "batch_size": 8},
+    "evaluate_every": 1,
+    "crafted": "off",
+    "threads": 1,
+    "digits-mini": {"train": 40},
+}
+
+
+class Trained:
+    """Makes items in this process, and counts the runs that it trains."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
+        self.out, self.runs, self.fail_after = out, list[str](), 100
+        monkeypatch.setattr(execute, "_peerdg", self._train)
+
+    def _train(self, words: list[str], *_: object) -> int:
+        if len(self.runs) == self.fail_after:
+            raise KeyboardInterrupt
+        self.runs.append(Path(words[1]).name)
+        return command([*words], debug=False)
+
+    def __call__(self, *names: str, data: str | None = "digits-mini", **options: Any):
+        how = {"options": TINY, "seeds": (0,), "executor": SameProcess(), **options}
+        return run_items(find_items(names), self.out, data=data, **how)
+
+    def numbers(self, name: str) -> Any:
+        return json.loads((self.out / f"{name}.json").read_text())
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Trained:
+    return Trained(monkeypatch, tmp_path)
+
+
+@pytest.mark.runs
+def test_cells_are_the_accuracies_of_the_runs_and_items_share_them(trained):
+    assert trained("T7") == {}
+    assert sorted(trained.runs) == ["peer-0", "peer-info-nce-0"]
+    (block,) = trained.numbers("T7")["panels"]
+    folder = trained.out / "runs" / "digits-mini-quick" / "runs"
+    for row in block["rows"]:
+        final = read_run(folder / f"{row['row']}-0").final("task")
+        for target in columns("accuracy", "digits-mini")[:-1]:
+            assert row["ours"][target] == {"0": final[target]}
+    assert block["rows"][0]["paper"]["pacs"]["sketch"] == 68.21
+    trained.runs.clear()
+    trained("T7", "T15", "F6")
+    assert trained.runs == ["peer-no-head-0"]
+    assert "T15" in (trained.out / "README.md").read_text()
+
+
+@pytest.mark.runs
+def test_an_interrupted_call_continues_where_it_was(trained):
+    trained.fail_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        trained("T7")
+    assert not (trained.out / "T7.json").exists()
+    trained.fail_after = 100
+    assert trained("T7") == {}
+    assert sorted(trained.runs) == ["peer-0", "peer-info-nce-0"]
+
+
+def test_missing_data_are_named_and_the_rest_goes_on(trained, tmp_path):
+    gaps = trained("T3", "F2", data=None, root=tmp_path / "nowhere")
+    assert list(gaps) == ["T3"]
+    assert "office-home" in gaps["T3"] and "vlcs" in gaps["T3"]
+    page = (trained.out / "T3.md").read_text()
+    assert "not available" in page and "79.10" in page
+    assert (trained.out / "F2.png").exists()
+
+
+def test_missing_weights_are_named_before_anything_is_trained(trained, tmp_path, monkeypatch):
+    from peerdg.errors import ConfigError
+    from peerdg.paper import run
+
+    def no_weights(backbone: str, weights: str) -> None:
+        if weights != "none":
+            raise ConfigError(f"No weights of {backbone}.")
+
+    monkeypatch.setattr(run, "weights_file", no_weights)
+    monkeypatch.setattr(type(run.BENCHMARKS["vlcs"]), "require_source", lambda *_: None)
+    gaps = trained("T3", data="vlcs", root=tmp_path)
+    assert "No weights of resnet18" in gaps["T3"]
+    assert trained.runs == []
+
+
+@pytest.mark.parametrize("name", ["F2", "F6"])
+def test_schematics_are_drawn_without_data(trained, name):
+    assert trained(name, data=None) == {}
+    with Image.open(trained.out / f"{name}.png") as picture:
+        assert picture.width >= 1000
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10
+    assert (trained.out / f"{name}.svg").stat().st_size > 1000
+
+
+def test_the_command_line_lists_shows_and_explains(capsys):
+    assert command(["paper", "list"], debug=False) == 0
+    assert command(["paper", "show", "T9"], debug=False) == 0
+    shown = capsys.readouterr().out
+    assert "24 items" in shown and "57.56" in shown
+    assert command(["paper", "run", "T99"], debug=False) == 2
+    assert command(["paper", "run"], debug=False) == 2
+    assert command(["paper", "run", "T2", "--data", "digits-mimi"], debug=False) == 2
