@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 import peerdg
 from peerdg.analyze.connectivity import connectivity
-from peerdg.analyze.networks import TRAIN, AnalyzedRun, sample, split_name
+from peerdg.analyze.networks import TRAIN, AnalyzedRun, split_name
 from peerdg.errors import ConfigError, DamagedError, NumericalError
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.report.runs import read_run
@@ -127,9 +127,9 @@ def test_samples_have_all_classes_however_the_images_are_ordered(is_sorted: bool
     if is_sorted:
         domain = domain.subset(domain.labels.argsort(stable=True))
     for count in (100, 200, 300):
-        assert torch.bincount(sample(domain, count).labels, minlength=3).min() > count / 4
-    assert torch.equal(sample(domain, 100).images, sample(domain, 100).images)
-    assert sample(domain, None) is domain is sample(domain, 600)
+        assert torch.bincount(domain.sample(count).labels, minlength=3).min() > count / 4
+    assert torch.equal(domain.sample(100).images, domain.sample(100).images)
+    assert domain.sample(None) is domain is domain.sample(600)
 
 
 def test_own_networks_keep_their_evaluations_with_batch_statistics(tmp_path: Path):

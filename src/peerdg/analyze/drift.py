@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peerdg.analyze.cka import cka
 from peerdg.analyze.drawing import curves, heat_map, panels, save
-from peerdg.analyze.networks import AnalyzedRun, require_alike, sample
+from peerdg.analyze.networks import AnalyzedRun, require_alike
 from peerdg.augment.augment_options import make_augment
 from peerdg.augment.view import resize
 from peerdg.evaluate.predictions import predict_batch
@@ -150,8 +150,8 @@ def _probe(
     if config is None or not config.augments:
         return None
     augment = make_augment(config.augment, seed=config.main_seed, size=run.size)
-    train = sample(run.splits.train, max_images)
-    test = sample(run.splits.validation or run.splits.train, max_images)
+    train = run.splits.train.sample(max_images)
+    test = (run.splits.validation or run.splits.train).sample(max_images)
     views = []
     for epoch in epochs:
         augment.redraw((epoch - 1) // config.method_settings.period)  # used until this epoch

@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from peerdg.augment.view import resize
@@ -16,7 +15,6 @@ from peerdg.errors import ConfigError
 from peerdg.methods.clean import CleanImages
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored, load_weights
-from peerdg.rng import generator_for
 from peerdg.run.config import resolve, without_method
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.hardware import find_device
@@ -112,11 +110,11 @@ class AnalyzedRun:
     def domains(self, max_images: int | None = None) -> dict[str, Domain]:
         """Return source and target images, at most `max_images` of each, see `sample`."""
         domains = {TRAIN: self.splits.train, **natural_domains(self.splits)}
-        return {name: sample(domain, max_images) for name, domain in domains.items()}
+        return {name: domain.sample(max_images) for name, domain in domains.items()}
 
     def source_images(self, max_images: int) -> Tensor:
         """Return clean training images in the size of the networks."""
-        return resize(sample(self.splits.train, max_images).images, self.size)
+        return resize(self.splits.train.sample(max_images).images, self.size)
 
     @property
     def clean(self) -> CleanImages | None:
@@ -130,17 +128,6 @@ def split_name(name: str) -> tuple[str, str | None]:
     """Split `RUN@WHICH` into a run folder and the name of a network, if there is one."""
     run, at, which = name.rpartition("@")
     return (run, which) if at and not Path(name).exists() else (name, None)
-
-
-def sample(domain: Domain, count: int | None) -> Domain:
-    """Draw at most `count` images, always the same ones.
-
-    Not evenly spaced: every second image of a domain with its classes in turn has half of them.
-    """
-    if count is None or count >= len(domain):
-        return domain
-    rows = torch.randperm(len(domain), generator=generator_for(0, "sample"))
-    return domain.subset(rows[:count].sort().values)
 
 
 def require_alike(networks: Sequence[Classifier]) -> None:

@@ -180,9 +180,7 @@ def evaluation_domains(config: RunConfig, splits: Splits) -> dict[str, Domain]:
     domains = natural_domains(splits)
     if config.crafted == "off" or splits.validation is None:
         return domains
-    sample = splits.validation
-    if 0 < config.crafted_images < len(sample):  # Sample evenly: images may be sorted.
-        sample = sample.subset(torch.linspace(0, len(sample) - 1, config.crafted_images).long())
+    sample = splits.validation.sample(config.crafted_images or None)
     families = DISJOINT if config.crafted == "disjoint" else FAMILIES
     return {**domains, **crafted_domains(sample, families=families)}
 
