@@ -17,7 +17,13 @@ from statistics import fmean
 from typing import Any
 
 from peerdg.errors import ConfigError
-from peerdg.evaluate.statistics import MIN_SEEDS, Difference, paired_difference, scipy_stats
+from peerdg.evaluate.statistics import (
+    MIN_SEEDS,
+    Difference,
+    paired_difference,
+    scipy_stats,
+    subtract_by_seed,
+)
 from peerdg.files import read_json
 from peerdg.paper.catalogue import MEAN, items
 
@@ -98,7 +104,7 @@ def _check(claim: Mapping[str, Any], numbers: Numbers) -> tuple[str, str]:
     first, second = values(a), values(b)
     if is_ratio := measure == "variance":
         first, second = ({s: math.log(v) for s, v in x.items() if v > 0} for x in (first, second))
-    shared = {seed: first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())}
+    shared = subtract_by_seed(first, second)
     text = f"{measure}, {a} {'/' if is_ratio else '-'} {b}"
     return _verdict(shared, text, 1 if "more" in claim else -1, is_ratio=is_ratio)
 
