@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from peerdg.evaluate.fluctuation import accuracy_series
-from peerdg.evaluate.statistics import Difference, spread
+from peerdg.evaluate.statistics import Difference, paired_difference, spread
 from peerdg.report.compare import difference_text
 from peerdg.report.figures import (
     COLORS,
@@ -35,6 +35,7 @@ README, README_FIGURE = RESULTS.parent / "README.md", RESULTS.parent / "docs/rea
 BEGIN, END = "<!-- python results/findings.py: begin -->\n", "<!-- end -->\n"
 
 STUDIES = {"mini": "small digits", "digits": "real digits", "photos": "photos"}
+READINGS = ("readings", "digits-readings")
 PARTS = {  # what is added: the rows that are compared
     "augmentation": ("randaugment", "erm"),
     "averaging (P-ENS)": ("p-ens", "randaugment"),
@@ -191,12 +192,61 @@ def _target_mean(run: RunResult) -> np.ndarray:
     return np.mean(list(series.values()), axis=0)
 
 
+def readings_table(study: str, reference: str = "p-ens") -> str:
+    """Tabulate each row of a study of readings: averaging gain, and difference to P-ENS."""
+    rows: dict[str, dict[int, RunResult]] = {}
+    for run in load_runs(RESULTS / study):
+        rows.setdefault(run.row, {})[run.seed] = run
+    targets = next(iter(rows[reference].values())).targets
+    names = ["row", "averaging gain", "target mean", f"vs. `{reference}`", *targets, "crafted val"]
+    lines = [names, ["---"] + ["--:"] * (len(names) - 1)]
+    for name, runs in rows.items():
+        partner = rows.get(f"{reference}-torchvision" if "torchvision" in name else reference, {})
+        gain = {seed: averaging_gain(run) for seed, run in runs.items()}
+        means = [run.score(run.deployed) for run in runs.values()]
+        crafted = [run.mean(run.deployed, run.voting) for run in runs.values()]
+        cells = [difference_text(paired_difference(gain, dict.fromkeys(gain, 0.0)))]
+        cells += [spread(means), difference_text(_against(runs, partner))]
+        cells += [f"{_against(runs, partner, (t,)).mean:+.1f}" for t in targets]
+        if runs is partner:
+            cells[2:] = [""] * (len(cells) - 2)
+        if all(run.deployed == run.trained for run in runs.values()):
+            cells[0] = ""
+        lines.append([f"`{name}`", *cells, f"{np.mean(crafted):.1f}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def averaging_gain(run: RunResult) -> float:
+    """Target mean of the deployed network minus the trained one, in the last quarter."""
+    last = [r for r in run.evaluations if r["epoch"] > 0.75 * run.config["train"]["epochs"]]
+    deployed, trained = (
+        np.mean([r["accuracy"] for r in last if r["model"] == model and r["domain"] in run.targets])
+        for model in (run.deployed, run.trained)
+    )
+    return float(deployed - trained)
+
+
+def _against(
+    runs: Mapping[int, RunResult], partner: Mapping[int, RunResult], targets: tuple[str, ...] = ()
+) -> Difference:
+    """Compare the last accuracy of two rows, seed by seed."""
+    ours, theirs = (
+        {seed: run.mean(run.deployed, targets or run.targets) for seed, run in each.items()}
+        for each in (runs, partner)
+    )
+    return paired_difference(ours, theirs)
+
+
 def main(arguments: list[str]) -> int:
     """Write tables and figures, or check that the tables are those of the records."""
     studies = {name: read_answers(name) for name in STUDIES}
     groups = demo_runs()
     is_current = True
-    for page, new in ((PAGE, table(studies)), (README, demo_table(groups))):
+    pages = [(PAGE, table(studies)), (README, demo_table(groups))]
+    for study in READINGS:
+        if (RESULTS / study / "runs.json").exists():
+            pages.append((RESULTS / study / "README.md", readings_table(study)))
+    for page, new in pages:
         text = page.read_text("utf-8")
         if text.count(BEGIN) != 1 or text.count(END) != 1:
             sys.exit(f"{page} must hold these two lines once, around the table:\n{BEGIN}{END}")
