@@ -23,7 +23,7 @@ from tests.reliability.processes import environment, peerdg, start
 from tests.reliability.processes import run as run_process
 
 HELP = [name.split() for name in COMMANDS]
-FAST = [[], ["data"], *(page for page in HELP if page[0] not in WITH_OPTIONS)]
+FAST = [[], ["data"], *(page for page in HELP if " ".join(page) not in WITH_OPTIONS)]
 IMPORTS = """
 import sys
 from peerdg.cli.main import run
@@ -44,7 +44,7 @@ def test_only_help_with_the_options_of_a_run_imports_torch():
 def test_every_help_shows_an_example(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     assert run([*arguments, "--help"], debug=False) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    if arguments != ["data", "list"]:
+    if arguments[-1] != "list":
         assert f"Example: peerdg {' '.join(arguments)}".strip() in shown
 
 
