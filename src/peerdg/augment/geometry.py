@@ -65,7 +65,7 @@ def sampling_grid(
 ) -> Float[Tensor, "k h w 2"]:
     """Return a grid for `grid_sample` with `align_corners=False`.
 
-    Differentiable with respect to `matrices`, which map output to source with center (0, 0).
+    The grid is differentiable in `matrices`, which map output to source with center (0, 0).
     """
     rows, columns = (_centered(size, matrices) for size in (height, width))
     y, x = torch.meshgrid(rows, columns, indexing="ij")

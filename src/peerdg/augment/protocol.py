@@ -1,4 +1,4 @@
-"""The augmentation protocol, and helpers for floating-point augmentations."""
+"""Define the augmentation protocol, and helpers for floating-point augmentations."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
