@@ -1,4 +1,4 @@
-"""Registry of data sets: domains, protocol options and origin. Needs neither torch nor numpy.
+"""Register data sets: domains, protocol options and origin. Import neither torch nor numpy.
 
 To add a benchmark, add its options and registry entry here, and write a module that loads it.
 """

@@ -1,4 +1,4 @@
-"""Read image files as a `Domain`. They are decoded in parallel and cached."""
+"""Read image files as a `Domain`, decoded in parallel and cached."""
 
 import hashlib
 import os
