@@ -1,4 +1,4 @@
-"""Confidence intervals of accuracies and paired differences, as numbers and as text."""
+"""Compute confidence intervals of accuracies and paired differences, as numbers and text."""
 
 import importlib
 import math
@@ -42,7 +42,7 @@ def accuracy_text(accuracy: float, n: int | None, *, digits: int = 1, with_n: bo
 
 
 def few_images(n: int | None) -> str:
-    """Format as ` (n=42)` for fewer than 100 images, otherwise as an empty string."""
+    """Return a note such as ` (n=42)` for fewer than 100 images, otherwise an empty string."""
     return "" if n is None or n >= FEW else f" (n={n})"
 
 
