@@ -63,7 +63,7 @@ class Settings(MethodSettings):
 
 
 class SimDE(Method):
-    """Train two classifiers on the images of two generators, each guided by one classifier.
+    """Train two classifiers on images from two generators. Each classifier guides one generator.
 
     A reconstruction from the abstract of Xu et al., "SimDE: a simple domain expansion approach for
     single-source domain generalization", CVPR workshops 2023,
