@@ -1,4 +1,4 @@
-"""Results of a model on one or more domains: tables, and a page with figures."""
+"""Report a model's results on one or more domains, as tables and as a page with figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
