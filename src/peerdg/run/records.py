@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and `events.jsonl`: append-only files of JSON lines that survive a kill.
+"""Write `metrics.jsonl` and `events.jsonl`: append-only JSON lines that survive a kill.
 
 `metrics.jsonl` is bitwise reproducible. Everything that depends on the clock is in `events.jsonl`.
 """
