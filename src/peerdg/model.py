@@ -147,7 +147,7 @@ class Model:
     def evaluate(self, domain: Domain) -> dict[str, Any]:
         """Compute loss, accuracy in percent, and the number of images and of correct predictions.
 
-        Classes are matched by name. Warns about images that the run was trained on.
+        Classes are matched by name. A warning is issued about images that the run was trained on.
         """
         domain = domain.with_classes(self.classes)
         self._count_seen(domain)

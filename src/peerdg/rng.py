@@ -1,6 +1,6 @@
-"""Stateless randomness: every draw is derived from the run's seed and a key.
+"""Derive every random draw from the run's seed and a key, without state.
 
-No generator state has to be stored for an exact resume. Two methods with the same seed see the
+No generator state has to be stored to resume a run exactly. Two methods with the same seed see the
 same order of images and the same augmentations.
 """
 
