@@ -164,7 +164,7 @@ class Model:
         return replace(report, overlap=overlap)
 
     def _count_seen(self, domain: Domain) -> Overlap | None:
-        """Count training images in `domain`, and warn if there are any. None if unknown."""
+        """Count training images in `domain`, and warn if there are any. Return None if unknown."""
         seen = None if self.folder is None else count_known_images(self.folder, domain)
         if seen is not None and seen.trained:
             warnings.warn(f"'{visible(domain.name)}': {seen}", PeerdgWarning, stacklevel=3)

@@ -30,7 +30,7 @@ def generator_for(run_seed: int, *key: str | int) -> "torch.Generator":
 def seeded(run_seed: int, *key: str | int) -> Iterator[None]:
     """Seed torch's global generator inside the block, and restore its state at the end.
 
-    For code that cannot take a generator, such as layer initialization.
+    Use this for code that cannot take a generator, such as layer initialization.
     """
     import torch
 

@@ -22,7 +22,7 @@ _MAX_FLOAT32_INTEGER = 2**24
 class Warp:
     """Warp each image with its own affine map.
 
-    Bitwise identical to torchvision's `affine` or `rotate` on single images.
+    On single images, the result is bitwise identical to torchvision's `affine` or `rotate`.
 
     Args:
         matrix: Function from (strength, height, width) to matrices [b, 2, 3] that map output to

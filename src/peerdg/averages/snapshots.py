@@ -131,7 +131,7 @@ class Snapshots(Average):
 
     @torch.no_grad()
     def add(self, model: Classifier) -> None:
-        """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ). Restore both after an error or interruption."""
+        """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ). Restore Θ and θ_f after an error or interruption."""
         require_finite(model)
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         try:

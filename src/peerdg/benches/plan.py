@@ -185,7 +185,7 @@ class Plan:
         return tuple(run for seed, group in groups for run in group.runs(seed))
 
     def only(self, methods: Sequence[str]) -> "Plan":
-        """Return a plan with only these methods."""
+        """Return a copy of the plan with only the given methods."""
         _check_methods(methods, self.members)
         return replace(self, members={name: self.members[name] for name in methods})
 

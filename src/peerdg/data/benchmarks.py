@@ -93,7 +93,7 @@ class Benchmark:
         return splits
 
     def find_targets(self, settings: Any, names: Sequence[str] | None) -> Sequence[str] | None:
-        """Find the target domains with these names. Names of own data are returned unchanged."""
+        """Find target domains by name. Names for the user's own data are returned unchanged."""
         if names is None or self.name == OWN_DATA:
             return names
         source = getattr(settings, "source", self.source)

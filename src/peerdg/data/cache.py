@@ -113,7 +113,7 @@ def select_rows(domain: Domain, rows: Tensor, *, name: str | None = None) -> Dom
 
 
 def cache_folder() -> Path | None:
-    """Return `$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`. None if unknown."""
+    """Return `$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`, or None if unknown."""
     if chosen := os.environ.get("PEERDG_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):

@@ -269,7 +269,7 @@ _LIST_FOLDERS = ("", "splits", "PACS_splits", "pacs_label", _OFFICIAL)
 
 
 def _listed_rows(settings: PacsSettings, files: DomainFiles, part: str) -> list[int] | None:
-    """Return the rows in a kfold list, in ascending order. None if there is no list.
+    """Return the rows in a kfold list, in ascending order, or None if there is no list.
 
     Lines are `domain/class/name label`. Labels are ignored, as some lists start at 0, others at 1.
     """

@@ -75,7 +75,7 @@ class RunFluctuation:
 
 
 def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | None:
-    """Compute the fluctuation over all domains. None if a series is too short."""
+    """Compute the fluctuation over all domains. Return None if a series is too short."""
     if not series or min(map(len, series.values())) < MINIMUM:
         return None
     domains = [astuple(fluctuation(accuracy)) for accuracy in series.values()]
@@ -85,7 +85,7 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
 
 
 def late_mean(series: Mapping[str, Sequence[float]]) -> float | None:
-    """Average the last `LATE_PERIODS` accuracies of all domains. None if one is too short."""
+    """Average the last `LATE_PERIODS` accuracies of all domains. Return None if one has too few."""
     if not series or min(map(len, series.values())) < 2 * LATE_PERIODS:
         return None
     return float(np.mean([accuracy[-LATE_PERIODS:] for accuracy in series.values()]))

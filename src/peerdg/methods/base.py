@@ -403,7 +403,7 @@ class Method(nn.Module):
         return epoch if average is None else average.epochs_seen(epoch)
 
     def attach_averages(self, averages: dict[str, Average]) -> None:
-        """Attach averages of the trained network under these names.
+        """Attach averages of the trained network by name.
 
         In a custom loop, call `update_averages` after each optimizer step, and
         `finish_epoch_averages` at the end of each epoch, before `end_epoch`. Snapshots with

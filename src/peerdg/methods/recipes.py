@@ -59,7 +59,7 @@ class Recipe:
         return " ".join([f"--method {self.method}", *average, *rest])
 
     def describes(self, tables: Mapping[str, Any]) -> bool:
-        """Return whether a run with these options still counts as this recipe."""
+        """Return whether a run with the given options still counts as this recipe."""
         options, needed = dotted(tables), dotted(merge(self.tables, self.unchanged))
         return all(options.get(name) == value for name, value in needed.items())
 

@@ -145,7 +145,7 @@ def loaded_plugin() -> Plugin | None:
 
 
 def plugin_of(name: str) -> Plugin | None:
-    """Return the plugin whose method has this name. None for built-in methods."""
+    """Return the plugin whose method has this name, or None for built-in methods."""
     return _plugins.get(name)
 
 

@@ -121,7 +121,7 @@ class SimDE(Method):
         return {"switched": self.switched}
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Update generators and classifiers. Both losses are computed before either update."""
+        """Update generators and classifiers. Compute the losses of both before either update."""
         x, y = batch.images.float() / 255, batch.labels
         made = self.generate(x, batch.generator())
         terms = self.classifier_loss(x, made, y)

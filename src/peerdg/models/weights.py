@@ -56,7 +56,7 @@ class LoadReport:
 
 
 def weights_file(backbone: str, weights: str) -> Path | None:
-    """Return the file with the initial weights, downloaded if necessary. None for `"none"`."""
+    """Return the file with the initial weights, downloaded if necessary, or None for `"none"`."""
     if weights == "none":
         return None
     if weights == "imagenet":

@@ -59,7 +59,7 @@ def class_table(detail: DomainReport) -> Table:
 
 
 def confusion_table(detail: DomainReport) -> Table | None:
-    """Tabulate true against predicted classes. None if there are too many classes to print."""
+    """Tabulate true against predicted classes. Return None if there are too many classes."""
     names = [result.name for result in detail.classes]
     if len(names) > _MAX_COUNTED:
         return None

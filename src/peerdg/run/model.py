@@ -34,7 +34,7 @@ def model_writer(
     state: TrainState,
     records: Sequence[Mapping[str, Any]],
 ) -> Callable[[], None] | None:
-    """Return a function that writes the deployed model with these evaluation `records`.
+    """Return a function that writes the deployed model with its evaluation `records`.
 
     The result is None if the model has not been trained for an epoch yet, or if `config.select`
     prefers an earlier epoch.

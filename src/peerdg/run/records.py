@@ -17,7 +17,7 @@ NOTHING_LEARNED = "nothing_learnt"  # event: the network predicts the same for e
 
 
 class JsonLines:
-    """A file with one JSON object per line, which must have these `keys`."""
+    """A file with one JSON object per line. Each object must have the given `keys`."""
 
     def __init__(self, path: Path, *keys: str) -> None:
         self.path, self.keys = path, frozenset(keys)
