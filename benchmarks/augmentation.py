@@ -30,7 +30,8 @@ def run(repeats: int = 15) -> Found:
         "RandAugment",
         f"2 operations of magnitude 9 from torchvision's set, two threads; {repeats} rounds, "
         "taking turns. Training on small images augments several batches at once, with the same "
-        "result. Other libraries draw from their own sets, as near to these as they offer.",
+        "result. Other libraries draw from their own sets, which are as similar "
+        "as these libraries allow.",
         rows,
         raw,
     )

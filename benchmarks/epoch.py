@@ -58,9 +58,10 @@ def run(turns: int = 20, blocks: int = 12) -> Found:
         f"{IMAGES:,} images of {SIDE} px, Digits CNN, batch {BATCH}, k = {K}, operations of "
         f"magnitude 9; {turns} turns of {AHEAD} steps, which alternate, and {blocks} blocks of "
         f"{BLOCK} steps against the reference loop. The floor is forward, backward and fused Adam "
-        "on two views already in memory; with the method's own arithmetic it has projection head "
-        "and Barlow Twins too, and the share of the task model's features. An epoch of PEER has "
-        "its share of what is done once in k epochs. Ratios are taken within each turn.",
+        "on two views already in memory. With the method's own arithmetic, it also includes the "
+        "projection head, Barlow Twins and the share of the task model's features. An epoch of "
+        "PEER includes its share of the work that is done once in k epochs. Ratios are computed "
+        "within each turn.",
         [
             ratio(
                 "PEER epoch / floor with the method's own arithmetic",

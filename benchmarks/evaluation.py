@@ -42,8 +42,9 @@ def run(repeats: int = 9) -> Found:
     return Found(
         "evaluation",
         "Evaluation",
-        "A domain as stored, to accuracy and loss, against the forward pass alone on images ready "
-        f"in memory; {repeats} rounds. Photos are resized from 227 to 224 px on the way.",
+        "Time from a stored domain to accuracy and loss, compared with the forward pass alone on "
+        f"images already in memory; {repeats} rounds. Photos are resized from 227 to 224 px before "
+        "the forward pass.",
         rows,
         raw,
     )

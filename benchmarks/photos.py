@@ -32,7 +32,8 @@ def run(repeats: int = 25) -> Found:
         "Photos of 224 px",
         f"{IMAGES} images stored at 227 px, random crop and flip to {SIDE} px, batch {BATCH}, 2 "
         f"operations of magnitude 9, projection head of 3 layers to 1024; {repeats} steps each, "
-        "taking turns. An epoch is its steps: nothing is computed ahead. Weights are random.",
+        "taking turns. Nothing is computed ahead, so an epoch takes as long as its steps. Weights "
+        "are random.",
         rows,
         raw,
     )

@@ -75,9 +75,10 @@ def run(repeats: int = 3) -> Found:
     return Found(
         "scaling",
         "Memory and time",
-        "PEER with the half-width Digits CNN, k = 1, so every epoch takes a snapshot and computes "
-        "the task model's features anew; batch 128, fixed policy, a checkpoint after every step. "
-        f"Snapshots: 512 images, {repeats} runs; the growth is that within a run. Images of 32 px "
+        "PEER with the half-width Digits CNN, k = 1, so every epoch takes a snapshot and "
+        "recomputes the task model's features; batch 128, fixed policy, a checkpoint after every "
+        "step. "
+        f"Snapshots: 512 images, {repeats} runs; growth is measured within a run. Images of 32 px "
         "take 3 kB each. The time of an epoch is the faster of two (60,000 images: of one).",
         rows,
         raw={"periods": runs, "images": images},

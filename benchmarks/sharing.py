@@ -47,7 +47,7 @@ def run(repeats: int = 5) -> Found:
         f"digits-mini, RandAugment with and without {len(AVERAGES)} averages "
         f"({', '.join(AVERAGES)}), {repeats} runs each, taking turns: training alone, {EPOCHS} "
         f"epochs of budget standard, and whole commands of budget quick, which evaluate "
-        f"{len(AVERAGES) + 1} networks in place of one {EVALUATIONS} times; then "
+        f"{len(AVERAGES) + 1} networks instead of one {EVALUATIONS} times; then "
         f"{', '.join(RECIPES)} one by one, and {', '.join(GRID)} with and without a shared "
         "pre-training.",
         [

@@ -1,4 +1,4 @@
-"""Errors that tell the user what is wrong, where, and what to do.
+"""Define errors that tell the user what is wrong, where, and how to fix it.
 
 Each class sets the exit code of the command line. Any exception that is not a `PeerdgError` is a
 bug and ends with code 1 and a traceback.

@@ -23,7 +23,7 @@ RESTORE = "Restore it from a backup, or copy it again from its origin."
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path` that becomes `path` if the block succeeds.
 
-    The block must create a file or a folder there. It is removed on any error.
+    The block must create a file or a folder there, which is removed on any error.
     """
     require_replaceable(path)
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
@@ -45,7 +45,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def require_replaceable(path: Path) -> None:
-    """Reject links, pipes, sockets and devices, so that `-o /dev/null` cannot replace one."""
+    """Reject links, pipes, sockets and devices, so `-o /dev/null` does not replace a device."""
     with writing(path):
         if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
             raise OutputError(
@@ -56,7 +56,7 @@ def require_replaceable(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an `OSError` into an `OutputError` that names `path` and a fix."""
+    """Convert an `OSError` into an `OutputError` that names `path` and suggests a fix."""
     try:
         yield
     except OSError as error:
@@ -96,7 +96,7 @@ def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> 
 
 
 def refuse_links(folder: Path) -> None:
-    """Reject symbolic links in a run or model folder. peerdg would write outside of it."""
+    """Reject symbolic links in a run or model folder. Following one could write outside of it."""
     # os.walk skips folders that a running process removes in the meantime.
     for parent, folders, files in os.walk(folder):
         for path in (os.path.join(parent, name) for name in (*folders, *files)):

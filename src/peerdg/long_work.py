@@ -1,4 +1,4 @@
-"""Long loops that report progress and can be stopped between items.
+"""Run long loops that report progress and can be stopped between items.
 
     for part in iterate(parts, "perturbing"):   # in a method, an average or an evaluation
         perturb(part)
@@ -23,7 +23,7 @@ _work: ContextVar[tuple[BeforeItem, Loops] | None] = ContextVar("work", default=
 
 
 def iterate(items: Collection[Item], label: str = "") -> Iterator[Item]:
-    """Iterate over `items`, and report progress before each one. The run can stop there.
+    """Iterate over `items`. Report progress and let the run stop before each one.
 
     A stopped run resumes after the epoch's last step and repeats the whole loop, so the loop must
     not change the method before its last item is done. If loops are nested, the label of the

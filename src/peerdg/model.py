@@ -147,7 +147,7 @@ class Model:
     def evaluate(self, domain: Domain) -> dict[str, Any]:
         """Compute loss, accuracy in percent, and the number of images and of correct predictions.
 
-        Classes are matched by name. Warns about images that the run was trained on.
+        Classes are matched by name. A warning is issued about images that the run was trained on.
         """
         domain = domain.with_classes(self.classes)
         self._count_seen(domain)
@@ -164,7 +164,7 @@ class Model:
         return replace(report, overlap=overlap)
 
     def _count_seen(self, domain: Domain) -> Overlap | None:
-        """Count training images in `domain`, and warn if there are any. None if unknown."""
+        """Count training images in `domain`, and warn if there are any. Return None if unknown."""
         seen = None if self.folder is None else count_known_images(self.folder, domain)
         if seen is not None and seen.trained:
             warnings.warn(f"'{visible(domain.name)}': {seen}", PeerdgWarning, stacklevel=3)

@@ -46,7 +46,7 @@ def option(
         at_least: Minimum.
         above: Exclusive minimum.
         at_most: Maximum.
-        announced: Whether to print the value when a run on own images starts.
+        announced: Whether to print the value when a run on the user's own images starts.
         part_of: Option that selects a component. If it is `"none"`, this option has no effect.
         names_model: Whether the value names a trained network. Runs store its fingerprint.
         is_place: Whether the value only locates files. Records and comparisons leave it out.
@@ -66,7 +66,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def nearest_path(path: Path, *, holding: str = "") -> str | None:
-    """Suggest the path in the same folder with the closest name, if it holds such a file."""
+    """Suggest the most similar path in the same folder, among those that contain `holding`."""
     names = [p.name for p in path.parent.glob("*") if (p / holding).exists()]
     guess = None if path.exists() else nearest(path.name, names)
     return f"Did you mean {path.parent / guess}?" if guess else None
@@ -89,7 +89,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
 
 
 def validate(config: Any) -> None:
-    """Check types and limits of a dataclass made in Python. For use in `__post_init__`."""
+    """Check types and limits of a dataclass created in Python. Call this in `__post_init__`."""
     for name, value in _checked(type(config), vars(config), "").items():
         object.__setattr__(config, name, value)
 
@@ -195,7 +195,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as nested tables. Errors name the line."""
     try:
         if path.stat().st_size > MAX_FILE:
-            raise ValueError(f"it has more than {MAX_FILE:,} bytes")
+            raise ValueError(f"it is larger than {MAX_FILE:,} bytes")
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"There is no config file {path}.") from error

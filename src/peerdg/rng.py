@@ -1,6 +1,6 @@
-"""Stateless randomness: every draw is derived from the run's seed and a key.
+"""Derive every random draw from the run's seed and a key, without state.
 
-No generator state has to be stored for an exact resume. Two methods with the same seed see the
+No generator state has to be stored to resume a run exactly. Two methods with the same seed see the
 same order of images and the same augmentations.
 """
 
@@ -30,7 +30,7 @@ def generator_for(run_seed: int, *key: str | int) -> "torch.Generator":
 def seeded(run_seed: int, *key: str | int) -> Iterator[None]:
     """Seed torch's global generator inside the block, and restore its state at the end.
 
-    For code that cannot take a generator, such as layer initialization.
+    Use this for code that cannot take a generator, such as layer initialization.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Centered kernel alignment (CKA): how similar are the features of two networks?
+"""Compare the features of two networks by centered kernel alignment (CKA).
 
 Kornblith et al., "Similarity of Neural Network Representations Revisited", ICML 2019,
 https://arxiv.org/abs/1905.00414. In mini-batches: Nguyen et al., "Do Wide and Deep Networks Learn
@@ -27,8 +27,8 @@ from peerdg.models.stages import find_stages, named_maps
 from peerdg.terminal import visible
 
 MIN_BATCH = 4  # the unbiased estimate divides by n - 3
-CONSTANT = 1e-6  # relative deviation from the mean that float32 cannot tell from rounding
-MAX_VALUES = 2**16  # of a map. Larger ones are average-pooled.
+CONSTANT = 1e-6  # relative deviation from the mean that float32 cannot distinguish from rounding
+MAX_VALUES = 2**16  # values in a map. Larger maps are average-pooled.
 
 # Pooling and ReLU of the Digits network are not modules: their output is the next layer's input.
 _DIGITS = {
@@ -109,10 +109,10 @@ def cka(
 def activations(
     model: Classifier, images: Tensor, layers: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return the outputs of layers, in eval mode, by name and flattened to `[n, values]`.
+    """Return the outputs of layers in eval mode, by name, flattened to `[n, values]`.
 
-    The layers are modules of the encoder, by default its stages, and then features and logits. The
-    Digits network has seven: conv1, pool1, conv2, pool2, fc1, fc2 and logits.
+    The layers are modules of the encoder, by default its stages, followed by features and logits.
+    The Digits network has seven layers: conv1, pool1, conv2, pool2, fc1, fc2 and logits.
 
     Maps of more than 65,536 values are average-pooled to 8 x 8, and named accordingly.
     """
@@ -124,7 +124,7 @@ def activations(
             pooled = F.adaptive_avg_pool2d(output, 8).flatten(1)
             outputs[f"{name}, 8 x 8"].append(pooled)
         else:
-            # Channels last, as the memory is. A copy, because an in-place ReLU may follow.
+            # Channels last, to match the memory layout. Copy, because an in-place ReLU may follow.
             values = output.movedim(1, -1).flatten(1) if is_map else output.flatten(1)
             outputs[name].append(values.clone())
         return output
@@ -146,7 +146,7 @@ def activations(
 
 @torch.inference_mode()
 def centered_gram(x: Tensor, unbiased: bool = True) -> Tensor:
-    """Center K = XXᵀ such that the estimate of HSIC is a scaled inner product ⟨K̃, L̃⟩. Changes x.
+    """Center K = XXᵀ so that the estimate of HSIC is a scaled inner product ⟨K̃, L̃⟩. Overwrite x.
 
     The biased estimate is ⟨K̃, L̃⟩ / (n-1)² with K̃ = HKH. The unbiased estimate is
 
@@ -169,7 +169,7 @@ def centered_gram(x: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def draw_cka(rows: Mapping[str, Mapping[str, CKA]], path: Path, *, about: str) -> None:
-    """Draw heat maps side by side, a row per run, with the diagonals as numbers. Scale: [0, 1]."""
+    """Draw heat maps from 0 to 1, one row per run, with numbers on their diagonals."""
     figure, axes = panels(len(rows), max(map(len, rows.values())), side=3.0)
     for line, (run, results) in zip(axes, rows.items(), strict=True):
         for axis in line[len(results) :]:

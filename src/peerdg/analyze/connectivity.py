@@ -1,4 +1,4 @@
-"""Linear mode connectivity: accuracy and loss on the straight line between two networks.
+"""Evaluate networks on the straight line between two networks (linear mode connectivity).
 
 Frankle et al., "Linear Mode Connectivity and the Lottery Ticket Hypothesis", ICML 2020,
 https://arxiv.org/abs/1912.05671.
@@ -48,7 +48,7 @@ class LinearPath:
         return float((e - baseline).max())
 
     def gain(self, domain: str) -> float:
-        """Return the accuracy at α = ½ minus the mean accuracy of both ends, in points."""
+        """Return the accuracy at α = ½ minus the mean accuracy of the two ends, in points."""
         accuracy = self.accuracy[domain]
         return accuracy[len(accuracy) // 2] - (accuracy[0] + accuracy[-1]) / 2
 
@@ -136,7 +136,7 @@ Pairs = Mapping[tuple[str, str], LinearPath]
 
 
 def draw_paths(runs: Mapping[str, Pairs], file: Path) -> None:
-    """Draw accuracy (above) and loss (below) over α. Each run has a column with its only path."""
+    """Draw accuracy (top) and loss (bottom) over α, with one column for the path of each run."""
     figure, axes = panels(2, len(runs))
     for (above, below), (run, pairs) in zip(axes.T, runs.items(), strict=True):
         (((a, b), path),) = pairs.items()
@@ -149,9 +149,10 @@ def draw_paths(runs: Mapping[str, Pairs], file: Path) -> None:
 
 
 def draw_pairs(runs: Mapping[str, Pairs], file: Path) -> None:
-    """Draw barrier (above) and mid-path gain (below) of all pairs, as means over the targets.
+    """Draw the barrier (top) and mid-path gain (bottom) of all pairs, averaged over the targets.
 
-    Each run has a column of matrices. The last column shows both values over the distance.
+    Each run has a column of matrices. The last column plots both values against the
+    distance between the networks.
     """
     figure, axes = panels(2, len(runs) + 1)
     for row, measure in zip(axes, ("error_barrier_linear", "gain"), strict=True):
@@ -166,7 +167,7 @@ def draw_pairs(runs: Mapping[str, Pairs], file: Path) -> None:
             distances, marker = [path.distance for path in runs[run].values()], "os^Dv"[number % 5]
             color, name = COLORS[number % len(COLORS)], visible(run)
             row[-1].scatter(distances, pairs.values(), marker=marker, color=color, label=name)
-        row[-1].set_xlabel("distance of the weights", fontsize=9)
+        row[-1].set_xlabel("distance between the weights", fontsize=9)
         row[-1].set_ylabel(f"{label}, points, mean of targets", fontsize=9)
         row[-1].grid(alpha=0.25)
         row[-1].legend(fontsize=8)

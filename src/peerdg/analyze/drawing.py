@@ -1,4 +1,4 @@
-"""Drawing shared by the analyses: heat maps with numbers, and curves."""
+"""Draw heat maps with numbers, and curves, for all analyses."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ def heat_map(
 
 
 def curves(axis: Any, x: Sequence[float], lines: Mapping[str, Sequence[float]], label: str) -> None:
-    """Draw lines by name. If they are more than the colors, some are left out, evenly spaced."""
+    """Draw a line for each name, or an evenly spaced subset if there are more lines than colors."""
     for number, name in enumerate(list(lines)[:: -(-len(lines) // len(COLORS))]):
         style = ("-", "--", ":")[number % 3]
         axis.plot(x, lines[name], style, color=COLORS[number], label=visible(name))

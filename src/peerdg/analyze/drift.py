@@ -1,4 +1,4 @@
-"""Drift of a network in training: distance, similarity, prediction churn and forgetting."""
+"""Measure the drift of a network in training: distance, similarity, churn and forgetting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ class Geometry:
 
     layers: dict[str, list[float]]  # ‖θ_t - θ_0‖ / ‖θ_0‖ of each layer
     distance: list[list[float]]  # ‖θ_s - θ_t‖ / ‖θ_0‖
-    cosine: list[list[float]]  # of θ_s - θ_0 and θ_t - θ_0, from θ_1 on
+    cosine: list[list[float]]  # cosine of θ_s - θ_0 and θ_t - θ_0, from θ_1 on
     turn: list[float]  # cosine of θ_t - θ_{t-1} and θ_{t+1} - θ_t, from θ_1 on
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Drift of the trained network over its snapshots. The first one is the start."""
+    """Drift of the trained network over its snapshots. The first snapshot is the start."""
 
     epochs: list[int]
     geometry: Geometry
     cka: dict[str, list[float]]  # similarity of each layer's features with those at the start
-    churn: dict[str, list[float]]  # percent of changed predictions by domain, from the second on
+    churn: dict[str, list[float]]  # by domain, percent changed since the previous one
     probe: list[list[float]] | None  # accuracy by snapshot and policy, see `forgetting`
     forgetting: list[float] | None  # in points, from the second snapshot on
 
@@ -51,8 +51,8 @@ class Drift:
 def drift(run: AnalyzedRun, *, epochs: Sequence[int] = (), max_images: int = 1000) -> Drift:
     """Measure how far the trained network of a run moves from its start.
 
-    A linear probe tests which augmentations a snapshot still handles. There is none if the method
-    does not augment its images, or is a plugin.
+    A linear probe tests which augmentations a snapshot still handles. No probe is fitted if
+    the method does not augment its images, or is a plugin.
 
     Example: `drift(AnalyzedRun("runs/first")).forgetting`
 
@@ -121,9 +121,9 @@ def churn(predictions: Sequence[Tensor]) -> list[float]:
 
 
 def forgetting(probe: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean fall below the best accuracy so far, over the policies of each snapshot.
+    """Return the mean drop below the best accuracy so far, over the policies of each snapshot.
 
-    `probe[t][p]` is the accuracy of snapshot t with the policy before snapshot p ≤ t.
+    `probe[t][p]` is the accuracy of snapshot t with the policy that was used before snapshot p ≤ t.
     """
     return [
         float(
@@ -145,7 +145,7 @@ def fit_probe(features: Tensor, labels: Tensor) -> Tensor:
 def _probe(
     run: AnalyzedRun, epochs: Sequence[int], networks: Sequence[Classifier], max_images: int
 ) -> list[list[float]] | None:
-    """Fit a probe to clean source features of each snapshot. Test it with the policies so far."""
+    """Fit a probe to the clean features of each snapshot, and test it with the policies so far."""
     config = None if run.tables.get("plugin") else resolve(run.tables)
     if config is None or not config.augments:
         return None
@@ -192,6 +192,6 @@ def draw_drift(result: Drift, file: Path, *, title: str) -> None:
         axis.set_xlabel("epoch", fontsize=9)
     limits = (0.0, max(map(max, geometry.distance)))
     heat_map(axes[0, 2], geometry.distance, epochs, "relative distance of snapshots", limits)
-    heat_map(axes[1, 2], geometry.cosine, epochs[1:], "cosine of their ways from the start")
+    heat_map(axes[1, 2], geometry.cosine, epochs[1:], "cosine of displacements from the start")
     figure.suptitle(visible(title), fontsize=10, parse_math=False)
     save(figure, file)

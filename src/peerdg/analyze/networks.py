@@ -89,7 +89,7 @@ class AnalyzedRun:
             )
 
     def spread(self, count: int) -> list[int]:
-        """Return at most `count` epochs after the start, evenly spaced, with the last one."""
+        """Return at most `count` epochs after the start, evenly spaced, including the last one."""
         self.require_snapshots(at_least=2)
         epochs = self.epochs[1:]
         count = min(count, len(epochs))
@@ -108,7 +108,7 @@ class AnalyzedRun:
         return load_splits(config, self.task.classes, self._progress, splits=self._given)
 
     def domains(self, max_images: int | None = None) -> dict[str, Domain]:
-        """Return source and target images, at most `max_images` of each, see `sample`."""
+        """Return source and target images, at most `max_images` per domain (see `sample`)."""
         domains = {TRAIN: self.splits.train, **natural_domains(self.splits)}
         return {name: domain.sample(max_images) for name, domain in domains.items()}
 

@@ -1,4 +1,4 @@
-"""Optimal transport dataset distance (OTDD) between labeled domains.
+"""Compute the optimal transport dataset distance (OTDD) between labeled domains.
 
 Alvarez-Melis and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020,
 https://arxiv.org/abs/2002.02923. PEER uses it to compare source, targets and augmented images.
@@ -37,7 +37,7 @@ from peerdg.terminal import Table, visible
 SIZE = 32  # default side in pixels for comparing pixels
 UNIT = "½ OTDD²"
 _PIVOTS = 10**8  # maximum number of steps of the exact solver
-_ITERATIONS, _TOLERANCE = 10_000, 1e-6  # for Sinkhorn
+_ITERATIONS, _TOLERANCE = 10_000, 1e-6  # limits of the Sinkhorn solver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +302,7 @@ def _draw_matrix(axis: Any, analysis: Analysis) -> None:
 
 
 def _draw_grid(axis: Any, analysis: Analysis) -> None:
-    """Draw the distance over the magnitude for each num_ops, and other domains as lines."""
+    """Plot the distance against the magnitude for each num_ops, and other domains as lines."""
     num_ops, magnitudes = analysis.grid_axes
     for k, color, marker in zip(num_ops, cycle(COLORS), cycle("os^Dv"), strict=False):
         row = [analysis.grid[k, m] for m in magnitudes]

@@ -1,4 +1,4 @@
-"""Augmentation options. Classes are imported lazily so that parsing does not import torch."""
+"""Define augmentation options. Import classes lazily so that parsing does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

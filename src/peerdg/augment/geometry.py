@@ -22,7 +22,7 @@ _MAX_FLOAT32_INTEGER = 2**24
 class Warp:
     """Warp each image with its own affine map.
 
-    Bitwise identical to torchvision's `affine` or `rotate` on single images.
+    On single images, the result is bitwise identical to torchvision's `affine` or `rotate`.
 
     Args:
         matrix: Function from (strength, height, width) to matrices [b, 2, 3] that map output to
@@ -65,7 +65,7 @@ def sampling_grid(
 ) -> Float[Tensor, "k h w 2"]:
     """Return a grid for `grid_sample` with `align_corners=False`.
 
-    Differentiable with respect to `matrices`, which map output to source with center (0, 0).
+    The grid is differentiable in `matrices`, which map output to source with center (0, 0).
     """
     rows, columns = (_centered(size, matrices) for size in (height, width))
     y, x = torch.meshgrid(rows, columns, indexing="ij")

@@ -92,8 +92,8 @@ def multiply_add(
 def to_bytes(values: Float32[Tensor, "*shape"]) -> Int16[Tensor, "*shape"]:
     """Clamp to 0..255 and truncate, overwriting the argument.
 
-    Returns int16, which the caller copies to uint8. On a CPU, these two vectorized conversions take
-    a third of the time of a direct one, which is not vectorized.
+    The result is int16, which the caller copies to uint8. On a CPU, these two vectorized
+    conversions take a third of the time of a direct one, which is not vectorized.
     """
     return convert(values.clamp_(0, 255), torch.int16, "short")
 
@@ -198,7 +198,7 @@ def solarize(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
 def solarize_add(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     """Add `int(strength)` to every value, up to 255, then invert values of at least 128.
 
-    Follows the public PyTorch code of RandAugment that single-source methods use. TensorFlow's
+    As in the public PyTorch code of RandAugment that single-source methods use. TensorFlow's
     operation of the same name adds only to values below 128 and does not invert.
     """
     added = convert(images, torch.int16, "short").add_(strength.short()).clamp_(max=255)
@@ -245,7 +245,7 @@ def equalize(images: Tensor) -> Tensor:
 class Blend:
     """Blend each image with a degraded copy of itself, as PIL's `ImageEnhance` does.
 
-    On single images, `autocontrast` and `equalize` are bitwise identical to torchvision's.
+    On single images, values may differ from torchvision's by one level (see `multiply_add`).
 
     Args:
         other: Function that maps (images, luma [b, h, w]) to the degraded copy, in any shape that

@@ -1,4 +1,4 @@
-"""The augmentation policy that PEER redraws every k epochs."""
+"""Implement the augmentation policy that PEER redraws every k epochs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""The augmentation protocol, and helpers for floating-point augmentations."""
+"""Define the augmentation protocol, and helpers for floating-point augmentations."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -93,7 +93,7 @@ def uncentered(images: Tensor) -> FloatImages:
 
 
 def require_batch(images: Any, *, of: tuple[torch.dtype, ...] = (torch.uint8,)) -> None:
-    """Raise a DataError unless `images` is a batch of color images with one of these dtypes."""
+    """Raise a `DataError` unless `images` is a batch of color images with a dtype in `of`."""
     if not isinstance(images, Tensor):
         raise DataError(f"Expected a tensor of images, got {type(images).__name__}.")
     if images.dtype not in of or images.ndim != 4 or images.shape[1] != 3:

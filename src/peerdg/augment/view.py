@@ -197,7 +197,8 @@ def _taps(start: Int64[Tensor, " b"], length: Int64[Tensor, " b"], size: int) ->
     """Return antialiased bilinear weights to resize `length` lines from `start` on to `size`.
 
     As in Pillow and torch, the weights form a triangle around the center of each output line. Its
-    half-width is one input line or one output line, whichever is larger. Uses double precision.
+    half-width is one input line or one output line, whichever is larger. Everything is
+    computed in double precision.
     """
     scale = (length.double() / size).view(-1, 1, 1)
     support = scale.clamp(min=1.0)

@@ -1,4 +1,4 @@
-"""Options of the averages. Classes are imported lazily so that parsing does not import torch."""
+"""Define the options of averages. Import classes lazily so that parsing does not import torch."""
 
 import re
 from dataclasses import dataclass, fields

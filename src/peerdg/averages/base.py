@@ -1,4 +1,4 @@
-"""The interface of weight averages, and shared arithmetic."""
+"""Define the interface of weight averages, and shared arithmetic."""
 
 import abc
 import copy
@@ -38,7 +38,7 @@ class Average(nn.Module, abc.ABC):
 
     @property
     def version(self) -> int:
-        """A number that changes whenever `model` does. Override it if `count` does not."""
+        """A number that changes whenever `model` does. Override this if `count` does not do so."""
         return self.count
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
@@ -52,7 +52,7 @@ class Average(nn.Module, abc.ABC):
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
         """Update the average and return values to log. Called after each epoch, counted from 0.
 
-        A resumed run may call this a second time, which must change nothing.
+        A resumed run may call this a second time. The second call must not change anything.
         """
         return {}
 

@@ -1,4 +1,4 @@
-"""Averages that are updated after every optimizer step: EMA and SMA."""
+"""Update averages after every optimizer step: EMA and SMA."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Mean of snapshots taken every k epochs, for PEER's task model, P-ENS and SWA."""
+"""Average snapshots taken every k epochs, for PEER's task model, P-ENS and SWA."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, cast
@@ -112,7 +112,7 @@ class Snapshots(Average):
         """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ) after every k-th epoch."""
         if self.include_init or (epoch + 1) % self.k:
             return {}
-        if int(self.epoch) != epoch + 1:  # Not repeated if a stop interrupted the end of the epoch.
+        if int(self.epoch) != epoch + 1:  # not taken before an interruption
             self.add(model)
             self.epoch.fill_(epoch + 1)
         return {"snapshots": self.count}
@@ -125,13 +125,13 @@ class Snapshots(Average):
         return torch.tensor(self.k)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Reject a state with another k: its period and snapshots would not fit."""
+        """Reject a state that was saved with a different k, because its snapshots would not fit."""
         if int(state) != self.k:
             raise ConfigError(f"The state was saved with k = {int(state)}, not k = {self.k}.")
 
     @torch.no_grad()
     def add(self, model: Classifier) -> None:
-        """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ). Restores both after an error or interruption."""
+        """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ). Restore Θ and θ_f after an error or interruption."""
         require_finite(model)
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         try:

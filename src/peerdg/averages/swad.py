@@ -1,4 +1,4 @@
-"""SWAD: the mean over the flat part of the validation loss curve."""
+"""Average weights over the flat part of the validation loss curve (SWAD)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +20,7 @@ def valley(
     losses from c on. The threshold is the mean of these losses times 1 + `ratio`. The valley starts
     at c, or earlier if segments directly before c are under the threshold and still in the queue of
     `tolerance` segments. It continues after c while the smallest loss of the next (up to)
-    `tolerance` segments is under the threshold. Returns None before convergence.
+    `tolerance` segments is under the threshold. Before convergence, the result is None.
     """
     for c in range(len(losses) - converge + 1):
         row = losses[c : c + converge]
@@ -108,7 +108,7 @@ class SWAD(Average):
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
         require_finite(self)
-        # In the authors' runs, the last step always closes a segment. A repeated call does not.
+        # In the authors' runs, the last step always closes a segment. Close it only once.
         closed = 1 + (self.steps - 1) // self.every
         if epoch + 1 == self.epochs and self._open and len(self.losses) == closed:
             self._close(self.loss(model))
@@ -149,7 +149,7 @@ class SWAD(Average):
         return self.queue[number % self.tolerance]
 
     def get_extra_state(self) -> Tensor:
-        """Return the step count and the losses, which grow and so cannot be a buffer."""
+        """Return the step count and the losses. Their number grows, so they cannot be a buffer."""
         return torch.tensor([self.steps, *self.losses], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:

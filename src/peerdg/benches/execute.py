@@ -101,7 +101,7 @@ def _peerdg(arguments: Sequence[str], log: Path, threads: int | None = None) -> 
 
 
 def threads_each(jobs: int, given: int | None = None) -> int | None:
-    """Divide the CPU threads among parallel runs. None, for one run, leaves it to torch."""
+    """Divide the CPU threads among parallel runs. Return None for one run: torch decides."""
     return given if given is not None or jobs == 1 else max(1, cores() // jobs)
 
 
@@ -140,7 +140,7 @@ def train_runs(
 ) -> dict[str, str]:
     """Train all incomplete runs, then combine the runs of combinations.
 
-    The arguments are the same as in `run_bench`. Returns the reasons for failures, by name.
+    The arguments are the same as in `run_bench`. The result maps names to reasons for failures.
     """
     plugin = loaded_plugin()
     runs = []
@@ -216,7 +216,7 @@ def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") 
 
 
 class BenchDisplay:
-    """Progress of a bench: bars on a terminal, and a line for each run that ends."""
+    """Show the progress of a bench: bars on a terminal, and a line for each run that ends."""
 
     def __init__(self, plan: Plan, bench: BenchFolder, console: Console | None) -> None:
         self.bench = bench

@@ -1,11 +1,11 @@
-"""The folder of a bench.
+"""Manage the folder of a bench.
 
     bench.toml       methods, seeds and options, in the format of `peerdg bench --plan`
     runs/            a run folder per seed, for each method or group of methods that share a run
     combined/        models combined from several runs
     report.md        table, figures and records, written at the end of each call
 
-Only one process can use it at a time. The status of runs is read from their folders.
+Only one process can use the folder at a time. The status of runs is read from their folders.
 """
 
 import contextlib

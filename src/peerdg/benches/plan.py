@@ -52,7 +52,8 @@ class Study:
     """Additional sections of a bench report."""
 
     questions: Questions = field(default_factory=dict)  # pairs of rows to compare, by question
-    rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # rows to rank
+    # rows to rank, by title of the ranking
+    rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     published: Published | None = None
 
 
@@ -184,12 +185,12 @@ class Plan:
         return tuple(run for seed, group in groups for run in group.runs(seed))
 
     def only(self, methods: Sequence[str]) -> "Plan":
-        """Return a plan with only these methods."""
+        """Return a copy of the plan with only the given methods."""
         _check_methods(methods, self.members)
         return replace(self, members={name: self.members[name] for name in methods})
 
     def check_until(self, until: int | None) -> int | None:
-        """Check the epoch to train to, and return it. None if no run is longer."""
+        """Check the epoch to train to, and return it, or None if no run is longer."""
         epochs = max(member.config.train.epochs for member in self.members.values())
         if until is None or until >= epochs:
             return None

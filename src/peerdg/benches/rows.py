@@ -1,9 +1,9 @@
-"""The rows of a bench: results from its run folders, or from the records of earlier benches.
+"""Collect the rows of a bench from its run folders, or from the records of earlier benches.
 
 Averages do not affect training. The results of each average in a shared run, and of its trained
 network, are therefore bitwise identical to a separate run of that method.
 
-Records have every evaluation of every row. They make it possible to continue a study without its
+Records contain every evaluation of every row. They make it possible to continue a study without its
 run folders, to rewrite its report, and to compare a method with rows that others have trained. A
 row is reused only if its options match the plan.
 """

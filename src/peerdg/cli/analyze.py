@@ -54,8 +54,8 @@ def otdd_analyze(
 ) -> None:
     """Compute the optimal transport dataset distance (OTDD) between domains.
 
-    A data set stands for its source and all targets. Prints ½ OTDD², and writes otdd.json,
-    otdd.png and otdd.svg.
+    A data set stands for its source and all targets. The command prints ½ OTDD² and writes
+    otdd.json, otdd.png and otdd.svg.
 
     Example: `peerdg analyze otdd photos/ sketches/`
 
@@ -194,9 +194,10 @@ def connectivity_analyze(
 ) -> None:
     """Evaluate the networks on a straight line between two snapshots, on source and targets.
 
-    Prints the gain in accuracy at the middle, and the barrier of error and loss: the largest value
-    minus the mean of both ends, or minus the line between them. Batch statistics are recomputed on
-    clean source images at every point. More than two networks are compared in pairs.
+    The command prints the gain in accuracy at the middle, and the barrier of error and loss: the
+    largest value minus the mean of the two ends, or minus the line between them. Batch statistics
+    are recomputed on clean source images at every point. More than two networks are compared in
+    pairs.
 
     Example: `peerdg analyze connectivity runs/peer runs/randaugment --between init,last`
 
@@ -253,8 +254,9 @@ def drift_analyze(
 ) -> None:
     """Measure how far the trained network moves from the start of its main phase.
 
-    Reports the distance of each layer's weights, CKA of its features, distances and cosines between
-    snapshots, the share of predictions that change, and the accuracy lost on earlier augmentations.
+    The command reports the distance of each layer's weights, CKA of its features, distances and
+    cosines between snapshots, the share of predictions that change, and the accuracy lost on
+    earlier augmentations.
 
     Example: `peerdg analyze drift runs/peer`
 
@@ -285,7 +287,7 @@ def drift_analyze(
 def _opened(
     root: str | None, device: str
 ) -> "Iterator[tuple[Callable[[str], AnalyzedRun], Callable[[str, str], Classifier]]]":
-    """Yield a function that opens runs, and one that finds networks. Shows progress inside."""
+    """Yield a function that opens runs and one that finds networks. Show progress inside."""
     from peerdg.analyze.networks import AnalyzedRun, split_name
     from peerdg.long_work import interruptible
     from peerdg.report.figures import pyplot
@@ -309,7 +311,7 @@ def _figure(output: Path | None, run: str, name: str) -> Path:
 
 
 def _short(runs: Mapping[str, Item]) -> Mapping[str, Item]:
-    """Name runs by their last folder, if these names differ."""
+    """Name runs by the last part of their paths, if these names differ."""
     named = {Path(run).resolve().name: each for run, each in runs.items()}
     return named if len(named) == len(runs) else runs
 

@@ -59,8 +59,8 @@ def show_data(
 def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
     """Check the images of each domain on disk, and show where to get missing ones.
 
-    Your own images are decoded and compared with each other. Exits with code 5 if there is a
-    problem or there are no source images.
+    Your own images are decoded and compared with each other. The command exits with code 5
+    if there is a problem or there are no source images.
 
     Example: `peerdg data verify photos/ sketches/`
 

@@ -41,4 +41,4 @@ def export(
     for path in done.files:
         console.print(f"{path}")
     difference = f"Its logits differ from the original's by at most {done.difference:.1e}"
-    console.print(f"The {SUFFIXES[format]} file has {size:.1f} MB. {difference}.")
+    console.print(f"The {SUFFIXES[format]} file is {size:.1f} MB. {difference}.")

@@ -32,7 +32,7 @@ Options = Any  # replaced by `options_for` when a command is called
 
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
-    """Parse an integer strictly. cyclopts would round 1.5 to 2."""
+    """Parse an integer strictly, because cyclopts would round 1.5 to 2."""
     try:
         return int(tokens[0].value)
     except ValueError:

@@ -38,7 +38,7 @@ COMMANDS = {
     "analyze drift": "Measure how far a network moves from its start.",
     "paper list": "List the tables and figures of the PEER paper.",
     "paper show": "Show the published values of an item, and how to make it.",
-    "paper run": "Make items of the paper, and write ours next to the paper's.",
+    "paper run": "Make items of the paper, and write our values next to the published ones.",
     "paper claims": "Compare the paper's claims with the runs.",
     "methods": "List the methods and their options.",
     "config": "Print the complete configuration of a run.",

@@ -81,7 +81,7 @@ def run_paper(
     jobs: Whole = 2,
     options: Options = None,
 ) -> None:
-    """Train the missing runs of some items, and write ours next to the paper's.
+    """Train the missing runs of some items, and write our values next to the published ones.
 
     Items share runs. Repeat the command to continue. The options of a run apply to all runs.
 

@@ -1,4 +1,4 @@
-"""Blur, convolutional filters and weather effects."""
+"""Apply blur, convolutional filters and weather effects."""
 
 from collections.abc import Callable
 from functools import partial

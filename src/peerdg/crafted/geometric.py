@@ -1,4 +1,4 @@
-"""Geometric operations: affine maps, perspective, displacement, polar waves, shuffled tiles."""
+"""Move pixels: affine maps, perspective, displacement, polar waves, shuffled tiles."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Operations with their ranges, and the filters, warps and random fields they share.
+"""Define distortion operations and their ranges, with shared filters, warps and random fields.
 
 A picture is a float32 array of shape [h, w, 3] with values 0..255.
 """
@@ -136,7 +136,7 @@ def _picture(planes: Tensor) -> Picture:
 
 
 REFERENCE_SIDE = 227  # lengths in the tables refer to images with this side
-UNCHANGED = 5.0  # of 255 levels; a smaller mean change counts as no effect
+UNCHANGED = 5.0  # out of 255 levels. A smaller mean change counts as no effect
 
 # Draws a strength, given a generator and the image side relative to `REFERENCE_SIDE`.
 Draw = Callable[[Random, float], float]

@@ -1,4 +1,4 @@
-"""Crafted domains: a distorted copy of the validation images for each family."""
+"""Make crafted domains: a distorted copy of the validation images for each family."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -105,7 +105,7 @@ def _checked(opened: zipfile.ZipFile | tarfile.TarFile) -> list[Any]:
         members.append(member)
         total += size
         if total > MAX_BYTES or len(members) > MAX_FILES:
-            raise ValueError(f"it has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files")
+            raise ValueError(f"it contains more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files")
     return members
 
 
@@ -114,7 +114,7 @@ def sort_terra(root: Path) -> None:
 
     The release has an archive of images and one with a JSON file in COCO Camera Traps format. Only
     DomainBed's locations and classes are used. An image with animals of two classes is copied to
-    both folders, as in DomainBed. Does nothing if there is no JSON file.
+    both folders, as in DomainBed. Without a JSON file, nothing is done.
     """
     labels = next(root.rglob("*.json"), None)
     if labels is None:

@@ -1,4 +1,4 @@
-"""Registry of data sets: domains, protocol options and origin. Needs neither torch nor numpy.
+"""Register data sets: domains, protocol options and origin. Import neither torch nor numpy.
 
 To add a benchmark, add its options and registry entry here, and write a module that loads it.
 """
@@ -93,7 +93,7 @@ class Benchmark:
         return splits
 
     def find_targets(self, settings: Any, names: Sequence[str] | None) -> Sequence[str] | None:
-        """Find the target domains with these names. Names of own data are returned unchanged."""
+        """Find target domains by name. Names for the user's own data are returned unchanged."""
         if names is None or self.name == OWN_DATA:
             return names
         source = getattr(settings, "source", self.source)

@@ -1,4 +1,4 @@
-"""Cache of decoded images: a memory-mapped `.npy` file and a `.json` file per entry.
+"""Cache decoded images: a memory-mapped `.npy` file and a `.json` file per entry.
 
 Entry names contain a hash of everything the content depends on, so a changed file or recipe gets
 a new entry. Several processes can write the same entry, because files are renamed into place.
@@ -113,7 +113,7 @@ def select_rows(domain: Domain, rows: Tensor, *, name: str | None = None) -> Dom
 
 
 def cache_folder() -> Path | None:
-    """Return `$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`. None if unknown."""
+    """Return `$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`, or None if unknown."""
     if chosen := os.environ.get("PEERDG_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -193,7 +193,10 @@ def _read(path: Path) -> CachedImages:
 
 
 def _map_file(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Memory-map a new file. Reserve its space first, or a full disk would kill the process."""
+    """Create a memory-mapped file.
+
+    Disk space is reserved first, because a full disk would otherwise kill the process.
+    """
     images = np.lib.format.open_memmap(path, "w+", np.uint8, shape)
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:

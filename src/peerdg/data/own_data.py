@@ -98,7 +98,7 @@ def read_targets(
 def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
     """Return the number of training images under `root` and the median of their shorter sides.
 
-    Reads only a few image headers, and decodes no image.
+    Only a few image headers are read, and no image is decoded.
     """
     listing = find_images(root, layout=settings.layout)
     source = _source(listing, settings, root).require(training=True)

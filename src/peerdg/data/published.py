@@ -1,4 +1,4 @@
-"""Published data sets in image folders: PACS, Office-Home, VLCS and Terra Incognita.
+"""Load published data sets from image folders: PACS, Office-Home, VLCS and Terra Incognita.
 
 Each `PublishedSet` finds its images and selects rows of a domain for training, validation and
 testing. Names are compared without case and separators: `Real World`, `real_world` and `RealWorld`
@@ -153,7 +153,7 @@ class PublishedSet:
         self._require(root, settings.source)
 
     def verify(self, root: Path) -> list[DomainReport]:
-        """Report on the images of every domain under `root`. Decodes every image once."""
+        """Report on the images of every domain under `root`. Decode every image once."""
         folders = self.find_domains(root)
         reports = []
         for name in self.info.domains:
@@ -269,7 +269,7 @@ _LIST_FOLDERS = ("", "splits", "PACS_splits", "pacs_label", _OFFICIAL)
 
 
 def _listed_rows(settings: PacsSettings, files: DomainFiles, part: str) -> list[int] | None:
-    """Return the rows in a kfold list, in ascending order. None if there is no list.
+    """Return the rows in a kfold list, in ascending order, or None if there is no list.
 
     Lines are `domain/class/name label`. Labels are ignored, as some lists start at 0, others at 1.
     """

@@ -1,4 +1,4 @@
-"""Read image files as a `Domain`. They are decoded in parallel and cached."""
+"""Read image files as a `Domain`, decoded in parallel and cached."""
 
 import hashlib
 import os
@@ -137,7 +137,7 @@ def _common_side(paths: Sequence[Path], progress: Progress | None) -> int:
 
 
 def stored_size(path: Path) -> tuple[int, int] | None:
-    """Read width and height from an image header. None if the image is unusable."""
+    """Read width and height from an image header. Return None if the image is unusable."""
     try:
         with open_header(read_content(path), "") as image:
             return image.size

@@ -1,4 +1,4 @@
-"""Data splits of a run: train, validation and targets."""
+"""Split the data of a run into train, validation and targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Accuracy of models, its fluctuation during training, and model selection."""
+"""Measure accuracy and its fluctuation during training, and select models."""

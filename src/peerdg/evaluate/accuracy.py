@@ -96,7 +96,7 @@ def _evaluate_together(
 
 
 def _evaluated_as(models: Mapping[str, Classifier], copies: Collection[str]) -> dict[str, str]:
-    """Map each model to the one evaluated in its place: itself or an earlier equal model."""
+    """Map each model to the one that is evaluated for it: itself, or an earlier identical model."""
     names: dict[str, str] = {}
     for name, model in models.items():
         earlier = (other for other in dict.fromkeys(names.values()) if other in copies)
@@ -159,8 +159,8 @@ class Mistake:
     path: str | None  # image file, if any
     true: str
     predicted: str
-    probability: float  # of the predicted class
-    true_probability: float  # of the true class
+    probability: float  # probability of the predicted class
+    true_probability: float  # probability of the true class
 
 
 @dataclass(frozen=True)

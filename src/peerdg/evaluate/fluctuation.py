@@ -1,4 +1,4 @@
-"""Fluctuation of the target accuracy during training.
+"""Measure the fluctuation of target accuracy during training.
 
 For each domain, the paper reports the variance of the target accuracy (in percent) over evaluations
 taken every k epochs. A series runs to the end of training. Seeds are not pooled.
@@ -16,7 +16,7 @@ from peerdg.data import is_target
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
 LATE_PERIODS = 5  # evaluations in the late mean, because a single one is noisy
 WINDOW = 5
-MINIMUM = 3  # points in a series; two never deviate from their trend
+MINIMUM = 3  # minimum length of a series. Two points never deviate from their trend
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def accuracy_series(
 ) -> dict[str, list[float]]:
     """Collect the accuracies of `model` on each target, one per period of `every` epochs.
 
-    Leaves out the start (epoch 0), validation images (clean and crafted), and the first
-    `burn_in_periods` periods.
+    The start (epoch 0), validation images (clean and crafted) and the first `burn_in_periods`
+    periods are left out.
     """
     series: dict[str, list[float]] = {}
     for record in records:
@@ -75,7 +75,7 @@ class RunFluctuation:
 
 
 def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | None:
-    """Compute the fluctuation over all domains. None if a series is too short."""
+    """Compute the fluctuation over all domains. Return None if a series is too short."""
     if not series or min(map(len, series.values())) < MINIMUM:
         return None
     domains = [astuple(fluctuation(accuracy)) for accuracy in series.values()]
@@ -85,7 +85,7 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
 
 
 def late_mean(series: Mapping[str, Sequence[float]]) -> float | None:
-    """Average the last `LATE_PERIODS` accuracies of all domains. None if one is too short."""
+    """Average the last `LATE_PERIODS` accuracies of all domains. Return None if one has too few."""
     if not series or min(map(len, series.values())) < 2 * LATE_PERIODS:
         return None
     return float(np.mean([accuracy[-LATE_PERIODS:] for accuracy in series.values()]))

@@ -33,7 +33,7 @@ class Predictions(NamedTuple):
     """Predictions for a batch."""
 
     labels: Tensor  # most probable class of each image, int64 [n]
-    probabilities: Tensor  # of all classes, [n, classes]
+    probabilities: Tensor  # for each image and class, [n, classes]
     log_probabilities: Tensor  # accurate even if a probability is rounded to 0
 
 
@@ -43,7 +43,7 @@ class FilePrediction(NamedTuple):
     path: Path
     label: str | None = None  # most probable class, None if decoding failed
     probability: float | None = None
-    probabilities: Tensor | None = None  # of all classes, [classes]
+    probabilities: Tensor | None = None  # for each class, [classes]
     error: str | None = None  # why the file could not be decoded
 
 

@@ -1,4 +1,4 @@
-"""Model selection: the epoch or setting chosen by a rule, and its regret on the targets.
+"""Select an epoch or setting by a rule, and compute its regret on the targets.
 
 A rule scores each candidate by a mean accuracy and chooses the best. Its regret is the drop in mean
 target accuracy compared with the oracle, which selects on the targets themselves and is therefore
@@ -42,7 +42,7 @@ class Trajectory:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], *, model: str) -> "Trajectory":
-        """Build from the evaluations of `model` in the records of a run."""
+        """Build a trajectory from a run's evaluation records of `model`."""
         accuracy: dict[int, dict[str, float]] = {}
         for record in records:
             if record.get("kind") == "evaluation" and record["model"] == model:

@@ -1,4 +1,4 @@
-"""Confidence intervals of accuracies and paired differences, as numbers and as text."""
+"""Compute confidence intervals of accuracies and paired differences, as numbers and text."""
 
 import importlib
 import math
@@ -42,7 +42,7 @@ def accuracy_text(accuracy: float, n: int | None, *, digits: int = 1, with_n: bo
 
 
 def few_images(n: int | None) -> str:
-    """Format as ` (n=42)` for fewer than 100 images, otherwise as an empty string."""
+    """Return a note such as ` (n=42)` for fewer than 100 images, otherwise an empty string."""
     return "" if n is None or n >= FEW else f" (n={n})"
 
 
@@ -86,12 +86,12 @@ class Difference:
 
 
 def subtract_by_seed(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
-    """Compute a - b for each seed that both have."""
+    """Compute a - b for each seed that a and b share."""
     return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
-    """Estimate the mean of a - b over the shared seeds. None if there are none.
+    """Estimate the mean of a - b over the shared seeds. Return None if there are none.
 
     With at least `MIN_SEEDS` seeds, it has Student's interval mean ± t s / √n. Fewer differences
     may be similar by chance, so they have no interval and are shown individually.

@@ -90,7 +90,7 @@ def require_same_answers(model: Classifier, exported: Run, *, size: int) -> floa
     """Return the largest difference between the logits of `model` and the exported model.
 
     It is relative to the largest logit if that exceeds 1, because rounding errors scale with it.
-    Raises an `OutputError` if it exceeds `TOLERANCE` or the shapes differ.
+    An `OutputError` is raised if it exceeds `TOLERANCE` or the shapes differ.
     """
     worst = 0.0
     for images in sample_images(size):

@@ -42,8 +42,8 @@ def class_mmd(
 ) -> Float[Tensor, ""]:
     """Compute the MMD between the samples of each class, averaged over classes.
 
-    Skips classes with fewer than two rows in either sample, because their bandwidth would be zero
-    or depend on one pair. If no class is left, the loss is zero without gradient.
+    Classes with fewer than two rows in either sample are skipped, because their bandwidth would be
+    zero or depend on one pair. If no class is left, the loss is zero without gradient.
     """
     discrepancies = [
         mmd(x[x_labels == label], y[y_labels == label])

@@ -184,7 +184,7 @@ class AdvST(PoolMethod):
     def ascend(
         self, chain: Chain, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> "AscentRecord":
-        """Maximize the objective. Changes the parameters of `chain` in place."""
+        """Maximize the objective over the parameters of `chain`, in place."""
         learnable = [parameters.requires_grad_() for parameters in chain.learnable]
         if not learnable:
             return AscentRecord(0, 0.0)

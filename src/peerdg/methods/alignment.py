@@ -30,7 +30,7 @@ from peerdg.stages import stage
 if TYPE_CHECKING:
     from peerdg.methods.peer import Settings as PeerSettings
 
-RELEASED_SCALE = 0.025  # of the sum, in the Barlow Twins code of 2021. No paper mentions it
+RELEASED_SCALE = 0.025  # factor in the Barlow Twins code of 2021. No paper mentions it
 regularizer_option = partial(option, part_of="regularizer")
 
 
@@ -190,7 +190,7 @@ class RegularizerScale(nn.Module):
     Args:
         settings: PEER's options. `scale` is `"sum"` (published), `"released"` (the sum times the
             constant in the Barlow Twins code of 2021), `"mean"` over R's outputs, or `"gradient"`,
-            which equalizes both gradient norms at the encoder.
+            which equalizes the two gradient norms at the encoder.
         feature_dim: Dimension of the encoder's features.
         probe: Labeled images to measure gradients on, at the start of each period.
     """
@@ -224,7 +224,10 @@ class RegularizerScale(nn.Module):
         return regularizer
 
     def measure(self, method: Method, epoch: int) -> dict[str, Any]:
-        """Measure both gradient norms at the start of a period. Leaves the method unchanged."""
+        """Measure the gradient norms of the cross-entropy and the regularizer at a period's start.
+
+        The method's buffers are restored.
+        """
         probe, settings = self.probe, self.settings
         if probe is None or settings.regularizer == OFF or epoch % settings.k:
             return {}
@@ -252,7 +255,7 @@ def probe_batch(context: RunContext, images: int) -> Batch:
 
 
 def gradient_norm(term: Tensor, encoder: nn.Module) -> Float[Tensor, ""]:
-    """Compute ‖∂term/∂θ‖₂ over all trained parameters θ of the encoder. Frees the graph."""
+    """Compute ‖∂term/∂θ‖₂ over all trained parameters θ of the encoder, and free the graph."""
     parameters = [p for p in encoder.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(term, parameters, allow_unused=True)
     squares = [gradient.float().square().sum() for gradient in gradients if gradient is not None]

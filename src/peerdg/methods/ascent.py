@@ -71,7 +71,7 @@ class AscentSettings(MethodSettings):
 class Ascent:
     """Perturb images to raise the network's loss while keeping their features close.
 
-    Runs gradient ascent from z = x, independently for each image, on
+    The ascent starts from z = x, separately for each image, and maximizes
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²] + extra(z)
 
@@ -91,7 +91,7 @@ class Ascent:
     def make(self, pool: TrainingPool, rows: Int64[Tensor, " n"]) -> EpochResult:
         """Perturb pool images, with the network in eval mode. Labels stay the same.
 
-        Records the new size of the pool, and the mean change of a pixel in gray levels.
+        The new size of the pool and the mean change of a pixel in gray levels are recorded.
         """
         side = pool.size or max(pool.images.shape[-2:])
         images, labels, change = [], [], 0.0

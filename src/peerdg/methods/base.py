@@ -1,4 +1,4 @@
-"""The interface between training methods and `train/loop.py` or a custom loop."""
+"""Define the interface between training methods and `train/loop.py` or a custom loop."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class MethodSettings:
 
     @property
     def augments(self) -> bool:
-        """Whether the method trains on augmented images. Follows its option `augment`, if any."""
+        """Whether the method trains on augmented images, as set by its option `augment`, if any."""
         return bool(getattr(self, "augment", True))
 
     @property
@@ -98,7 +98,7 @@ class MethodSettings:
         """Return why the method had no effect in a run, given the records of its main phase.
 
         Tables mark such a row as inert and give the reason, e.g. "perturbation 0.1 gray levels".
-        Returns None if the method worked, or if the records cannot tell.
+        The result is None if the method had an effect, or if the records cannot tell.
         """
         return None
 
@@ -286,8 +286,8 @@ class Method(nn.Module):
     def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
         """Change the network before the phase named by `settings.adapts_before`.
 
-        Returns a copy made by `Classifier.with_layers`, so that a stored model can be loaded
-        without the method. `size` is the side of the input images.
+        The result is a copy made by `Classifier.with_layers`, so that a stored model can be
+        loaded without the method. `size` is the side of the input images.
         """
         return model
 
@@ -384,7 +384,7 @@ class Method(nn.Module):
 
     @property
     def deployed(self) -> Classifier:
-        """Network to deploy. Warns once if it is an average that is still empty."""
+        """Network to deploy. A warning is issued once if it is an average that is still empty."""
         average = self.averages.get(self.deployed_name)
         if average and average.count == 0 and not self._warned and self._differs_from(average):
             self._warned = True
@@ -403,7 +403,7 @@ class Method(nn.Module):
         return epoch if average is None else average.epochs_seen(epoch)
 
     def attach_averages(self, averages: dict[str, Average]) -> None:
-        """Attach averages of the trained network under these names.
+        """Attach averages of the trained network by name.
 
         In a custom loop, call `update_averages` after each optimizer step, and
         `finish_epoch_averages` at the end of each epoch, before `end_epoch`. Snapshots with

@@ -1,4 +1,4 @@
-"""Clean training images in a fixed shuffled order, for batch statistics and task features."""
+"""Provide clean training images in a fixed shuffled order, for statistics and task features."""
 
 import warnings
 from collections.abc import Iterable, Iterator

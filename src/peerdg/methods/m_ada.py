@@ -206,7 +206,7 @@ def train_autoencoder(
     """Train `model` on pool images against a new critic.
 
     Each step updates the critic, then the auto-encoder, as in Algorithm 1 of Tolstikhin et al.
-    Returns the mean loss per image over the last epoch.
+    The result is the mean loss per image over the last epoch.
     """
     critic = LatentCritic(model.dim).to(rows.device)
     critic_optimizer, optimizer = (

@@ -134,7 +134,7 @@ class PDEN(Method):
             make_generator(self.settings).requires_grad_(False)
             for _ in range(self.settings.domains - 1)
         )
-        # `start_epoch` sets both for each epoch.
+        # `start_epoch` sets both attributes for each epoch.
         self.domain = 0  # counted from 0
         self.generator_learns = True
 

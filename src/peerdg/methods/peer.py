@@ -122,7 +122,7 @@ class PEER(AugmentedMethod):
         return Loss(total, ce_clean=out.ce, ce_augmented=out.ce_bar, regularizer=regularizer)
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ), see `Snapshots`."""
+        """Update Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ) after every k-th epoch, see `Snapshots`."""
         if self.started != epoch:
             raise ConfigError(f"end_epoch({epoch}) needs start_epoch({epoch}) before the epoch.")
         records = self.average.after_epoch(self.proxy, epoch)  # empty unless a snapshot was taken

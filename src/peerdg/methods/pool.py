@@ -1,4 +1,4 @@
-"""The training pool: source images, followed by images that the method makes."""
+"""Store the training pool: source images, followed by images that the method makes."""
 
 import hashlib
 from collections.abc import Callable

@@ -24,8 +24,8 @@ class Settings(MethodSettings):
 class AugmentedERM(AugmentedMethod):
     """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), where G is re-drawn every k epochs.
 
-    Same loss and schedule as PEER's proxy, without the regularizer. The PEER paper does not say
-    whether its baseline re-draws the policy. Use `Policy.named("fixed")` for a fixed policy.
+    The loss and schedule are those of PEER's proxy, without the regularizer. The PEER paper does
+    not say whether its baseline re-draws the policy. Use `Policy.named("fixed")` for a fixed one.
 
     Args:
         model: Network F.

@@ -1,4 +1,4 @@
-"""Methods from the literature, defined as methods with options. Does not import torch.
+"""Define methods from the literature as methods with options, without importing torch.
 
 A `Recipe` is a method with some options. `peerdg train --method NAME` expands it, and the run's
 config stores the expanded options and the name. A `Combination` trains several runs, which
@@ -23,7 +23,7 @@ _RECONSTRUCTED_ON: dict[Reconstruction, frozenset[str]] = {
 
 
 def reconstructed_on(where: Reconstruction, data: str) -> bool:
-    """Return whether a method marked as a reconstruction `where` is one on the data set `data`.
+    """Return whether a method that is a reconstruction `where` counts as one on `data`.
 
     On a user's own images, only methods marked `"everywhere"` count as reconstructions.
     """
@@ -59,7 +59,7 @@ class Recipe:
         return " ".join([f"--method {self.method}", *average, *rest])
 
     def describes(self, tables: Mapping[str, Any]) -> bool:
-        """Return whether a run with these options still counts as this recipe."""
+        """Return whether a run with the given options still counts as this recipe."""
         options, needed = dotted(tables), dotted(merge(self.tables, self.unchanged))
         return all(options.get(name) == value for name, value in needed.items())
 
@@ -121,7 +121,7 @@ class Combination:
     shares_start: bool = True
     # Learning rates of the main phase as multiples of the preset's. Runs cycle through them.
     lr_scales: tuple[float, ...] = (1.0,)
-    weight_decays: tuple[float, ...] = ()  # runs cycle through these, too. Empty keeps the preset's
+    weight_decays: tuple[float, ...] = ()  # runs cycle through these, too. Empty: use the preset's
 
     def options(self, number: int, *, seed: int, lr: float) -> dict[str, Any]:
         """Return the options of run `number`, counted from 0, as in a config file.
@@ -144,9 +144,9 @@ COMBINATIONS = {
     "diwa": Combination(
         "Weight average of RandAugment runs that share their start (DiWA)",
         member="randaugment",
-        members=6,  # assumption: same as EoA. The authors train 20 or 60
+        members=6,  # assumption: as in EoA. The authors train 20 or 60 runs
         rule="uniform",
-        # Released code: rates 1e-5, 3e-5 and 5e-5 (the default), and these weight decays.
+        # Released code: learning rates 5e-5 (default), 3e-5 and 1e-5, and these weight decays.
         lr_scales=(1.0, 0.6, 0.2),
         weight_decays=(1e-4, 1e-6),
     ),

@@ -1,8 +1,8 @@
-"""Look up methods by name. They are built in, or come from a plugin file.
+"""Look up methods by name, both built-in methods and those from a plugin file.
 
-Torch is imported only when the options of a method are needed. Loading a plugin executes it. That
-happens only for a file named on the command line or in a call of `peerdg.fit`, never for one named
-in a run folder or a config file.
+Torch is imported only when the options of a method are needed. Loading a plugin executes it.
+Only a file named on the command line or in a call of `peerdg.fit` is executed, never one named in a
+run folder or a config file.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def summary_of(name: str) -> str:
 def stored_settings(name: str, values: Mapping[str, Any]) -> "MethodSettings | None":
     """Return the settings of a stored run without unknown options.
 
-    Returns None if the method is unknown or a value is invalid.
+    The result is None if the method is unknown or a value is invalid.
     """
     if name not in METHODS:
         return None
@@ -145,7 +145,7 @@ def loaded_plugin() -> Plugin | None:
 
 
 def plugin_of(name: str) -> Plugin | None:
-    """Return the plugin whose method has this name. None for built-in methods."""
+    """Return the plugin whose method has this name, or None for built-in methods."""
     return _plugins.get(name)
 
 

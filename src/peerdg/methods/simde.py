@@ -63,7 +63,7 @@ class Settings(MethodSettings):
 
 
 class SimDE(Method):
-    """Train two classifiers on the images of two generators, each guided by one classifier.
+    """Train two classifiers on images from two generators. Each classifier guides one generator.
 
     A reconstruction from the abstract of Xu et al., "SimDE: a simple domain expansion approach for
     single-source domain generalization", CVPR workshops 2023,
@@ -121,7 +121,7 @@ class SimDE(Method):
         return {"switched": self.switched}
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Update generators and classifiers. Both losses are computed before either update."""
+        """Update generators and classifiers. Compute the losses of both before either update."""
         x, y = batch.images.float() / 255, batch.labels
         made = self.generate(x, batch.generator())
         terms = self.classifier_loss(x, made, y)

@@ -1,4 +1,4 @@
-"""Helpers for methods with augmented views: make views, and pass them through a network."""
+"""Make augmented views of images, and pass them through a network."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,1 +1,1 @@
-"""Networks: classifier, backbones, added layers, generators. Independent of data and training."""
+"""Define classifiers, backbones, added layers and generators, independently of data."""

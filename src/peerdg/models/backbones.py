@@ -117,7 +117,7 @@ def described(encoder: Any) -> Backbone:
 
 
 def import_timm(name: str) -> Any:
-    """Import the optional dependency timm. Raises if it has no model of this name."""
+    """Import the optional dependency timm. Raise an error if it has no model of this name."""
     check_backbone(name)
     importlib.import_module("peerdg._vision")  # must come first: timm imports torchvision
     timm = importlib.import_module("timm")

@@ -1,4 +1,4 @@
-"""The classifier: an encoder H, a linear head C, normalization and class names."""
+"""Define the classifier: an encoder H, a linear head C, normalization and class names."""
 
 import copy
 import hashlib
@@ -23,8 +23,8 @@ from peerdg.terminal import one_line
 class Classifier(nn.Module):
     """A network F = C∘H with its normalization and class names.
 
-    Takes uint8 images, or floating point in [0, 1], and normalizes them. Augmentation thus always
-    happens before normalization, and a saved model gets correctly scaled images.
+    It takes uint8 images, or floating point in [0, 1], and normalizes them. Augmentation thus
+    always happens before normalization, and a saved model gets correctly scaled images.
 
     Args:
         encoder: H, maps normalized images `[B, 3, H, W]` to features `[B, D]`.
@@ -152,8 +152,8 @@ class Classifier(nn.Module):
     def with_layers(self, layers: Sequence[Layer]) -> "Classifier":
         """Return a copy of the network with freshly initialized layers added.
 
-        A layer between encoder and head also replaces the head. Returns the network itself if it
-        already has these layers.
+        A layer between encoder and head also replaces the head. If the network already has these
+        layers, it is returned unchanged.
         """
         layers = tuple(dict(layer) for layer in layers)
         if self.added == layers:
@@ -272,7 +272,7 @@ _BUILD = "Build peerdg.Classifier(encoder, head, classes=...) from its two parts
 def find_last_layer(network: nn.Module, image_size: int | None) -> str:
     """Return the name of the linear layer whose output is the network's output.
 
-    Does not change the network. Tries the usual image sizes if none is given.
+    The network is not changed. If no image size is given, the usual sizes are tried.
 
     Raises:
         ConfigError: If there is no such layer, another module follows it, or the network fails.
@@ -312,7 +312,8 @@ def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
     like = next(network.parameters())
     random = torch.Generator().manual_seed(0)
     for size in sizes:
-        # With one image, logits could be equal before and after a ReLU by chance.
+        # Use several images. With only one, all logits could be positive by chance, which would
+        # hide a final ReLU.
         images = torch.rand(4, 3, size, size, generator=random)
         try:
             return network(images.to(like))
@@ -320,7 +321,8 @@ def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
             problem = one_line(error)
     tried = ", ".join(map(str, sizes))
     raise ConfigError(
-        f"{type(network).__name__} fails for images of {tried} pixels: {problem}.",
+        f"{type(network).__name__} fails on square images with these side lengths: {tried}. "
+        f"Last error: {problem}.",
         hint="Pass the side of its images, e.g. image_size=48.",
     )
 

@@ -70,7 +70,7 @@ class SideBySide(nn.ModuleList):
 class MeanHead(nn.Linear):
     """Apply each head to its part of the features and average the results.
 
-    Returns the mean logits, or the logarithm of the mean probabilities.
+    The result is the mean logits, or the logarithm of the mean probabilities.
     """
 
     def __init__(self, heads: Sequence[nn.Linear], *, outputs: Outputs) -> None:

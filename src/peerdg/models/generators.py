@@ -1,4 +1,4 @@
-"""Networks that generate images: PDEN's generators, L2D's style complement, an auto-encoder."""
+"""Define networks that generate images: PDEN's and L2D's generators, and an auto-encoder."""
 
 import abc
 import math
@@ -26,8 +26,8 @@ Code = Float[Tensor, "batch ..."]
 class DomainGenerator(nn.Module, abc.ABC):
     """Generate variants G(x, n) of images, with noise n ~ N(0, I) for each image.
 
-    Takes and returns unnormalized images in [0, 1]. An image and its noise determine a code. Codes
-    can be compared and mixed, and `render` turns a code into an image.
+    Input and output are unnormalized images in [0, 1]. An image and its noise determine a code.
+    Codes can be compared and mixed, and `render` turns a code into an image.
     """
 
     @abc.abstractmethod

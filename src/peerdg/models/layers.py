@@ -1,4 +1,4 @@
-"""Layers that methods add to a network, insert during training, or put on top of its features."""
+"""Define layers that methods add to a network, during training or on top of its features."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

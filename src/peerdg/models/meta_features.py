@@ -1,4 +1,4 @@
-"""The meta-feature layer of MetaCNN and its online dictionary.
+"""Define the meta-feature layer of MetaCNN and its online dictionary.
 
 Reconstructed from the abstract of Wan et al., "Meta convolutional neural networks for single domain
 generalization", CVPR 2022. There is no public code.
@@ -109,7 +109,7 @@ class OnlineDictionary(nn.Module):
 def draw(f: Features, weights: Float[Tensor, " n"], count: int) -> Float[Tensor, "count dim"]:
     """Draw features with probability proportional to `weights`, with torch's global generator.
 
-    Draws with replacement only if too few weights are positive. Returns zeros if none is.
+    Draw with replacement only if too few weights are positive. If none is, return zeros.
     """
     weights = weights.double().cpu()
     positive = int((weights > 0).sum())
@@ -265,7 +265,7 @@ class _Composition(torch.autograd.Function):
 def solve(systems: Float[Tensor, "s s n"], right: Float[Tensor, "s n"]) -> Float[Tensor, "s n"]:
     """Solve n symmetric positive definite systems by elimination without pivoting.
 
-    Uses only operations that can be exported. ONNX has no linear solver.
+    Only exportable operations are used, because ONNX has no linear solver.
     """
     rest = torch.cat((systems, right[:, None]), dim=1)  # (s, s + 1, n)
     rows = []

@@ -1,6 +1,6 @@
-"""Names and metadata of the backbones.
+"""List the names and metadata of the backbones.
 
-Does not import torch, so that the command line can complete, list and check names quickly.
+Without importing torch, so that the command line can complete, list and check names quickly.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from peerdg.options import did_you_mean
 
 Channels = tuple[float, float, float]
 
-MAX_SIDE = 2048  # pixels. A larger image would need gigabytes of memory
+MAX_SIDE = 2048  # in pixels. Larger images would need gigabytes of memory
 MEAN_LIMITS = {"at_least": -1e3, "at_most": 1e3}  # on the scale 0..1
 STD_LIMITS = {"at_least": 1e-3, "at_most": 1e3}
 OWN = "own"  # backbone name of a user's network
@@ -33,7 +33,7 @@ class Backbone:
     image_size: int = 224  # side of the images it was designed for
     fixed_size: bool = False  # whether it accepts only this size
     normalization: tuple[Channels, Channels] | None = IMAGENET  # None uses the dataset's
-    last_layer: tuple[str, ...] = ("fc",)  # names in weight files. It is never loaded
+    last_layer: tuple[str, ...] = ("fc",)  # possible names in weight files. Never loaded
     imagenet: str | None = _V1  # torchvision's name for `--weights imagenet`
 
 

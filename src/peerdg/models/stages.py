@@ -172,7 +172,7 @@ def recorded(model: Classifier, names: Sequence[str]) -> Iterator[dict[str, list
 def trace_forward(model: Classifier, size: int) -> Trace:
     """Trace the modules that return one tensor, in call order, for one black image.
 
-    Does not change the network.
+    The network is not changed.
     """
     calls: list[tuple[str, tuple[object, ...], object]] = []
     with ExitStack() as stack, eager(model.encoder), in_eval_mode(model):

@@ -17,9 +17,9 @@ def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
 
     Like `torch.optim.swa_utils.update_bn`, but a smaller last batch counts less and only the
     normalization layers are in train mode. Dropout stays off, so the result is deterministic.
-    Restores torch's global RNG state, which a shuffling loader may change.
+    Torch's global RNG state, which a shuffling loader may change, is restored.
 
-    Does nothing without batch normalization. Restores the old statistics on errors.
+    Without batch normalization, nothing is done. On an error, the old statistics are restored.
     """
     layers = _batch_norm_layers(model)
     if not layers:

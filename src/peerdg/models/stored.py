@@ -1,4 +1,4 @@
-"""A model on disk: weights as safetensors and a description as JSON. Never pickle.
+"""Store a model on disk: weights as safetensors and a description as JSON, never as pickle.
 
 Files in `model/`:
 
@@ -114,7 +114,7 @@ def describes_ensemble(description: Mapping[str, Any]) -> bool:
 
 
 def how_far(description: Mapping[str, Any]) -> str | None:
-    """Describe the progress of an unfinished run. Returns None if training is complete."""
+    """Describe the progress of an unfinished run. Return None if training is complete."""
     progress = description.get("progress") or {"complete": True}
     if progress["complete"]:
         return None
@@ -226,7 +226,7 @@ def _require_finite(model: nn.Module, place: Path) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors as safetensors. Raises an OutputError if the disk is full."""
+    """Write named tensors as safetensors. Raise an `OutputError` if the disk is full."""
     # The format requires contiguous CPU tensors without shared memory. Channels-last weights are
     # converted, and the second of two tied weights is copied.
     ready: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Initial weights: find or download a file, reject pickles, load the tensors that match.
+"""Load initial weights: find or download a file, reject pickles, load matching tensors.
 
 A file may contain the whole network as stored by torchvision, timm or the CaffeNet conversions, a
 part of it (`features.*`), or a model saved by peerdg. The last layer in files from other libraries
@@ -56,7 +56,7 @@ class LoadReport:
 
 
 def weights_file(backbone: str, weights: str) -> Path | None:
-    """Return the file with the initial weights, downloaded if necessary. None for `"none"`."""
+    """Return the file with the initial weights, downloaded if necessary, or None for `"none"`."""
     if weights == "none":
         return None
     if weights == "imagenet":
@@ -182,7 +182,7 @@ def _places(tensors: Mapping[str, Tensor], model: Classifier, backbone: str) -> 
 
 
 def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) -> dict[str, str]:
-    """Map weight names from other libraries to names in the encoder. Updates outdated names."""
+    """Map weight names from other libraries, including outdated ones, to names in the encoder."""
     # DataParallel adds this prefix.
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     places = {}

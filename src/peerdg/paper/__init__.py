@@ -1,1 +1,1 @@
-"""The tables and figures of the PEER paper: what they need, published values, and our results."""
+"""Make the tables and figures of the PEER paper, with published values and our results."""

@@ -1,4 +1,4 @@
-"""The 24 numbered items of the PEER paper, and one bench plan that makes all of them.
+"""List the 24 numbered items of the PEER paper, and plan one bench that makes all of them.
 
 Each file in `items/` is a table or figure: the rows of a bench or the analysis that makes each
 cell, the published values, and known inconsistencies of the paper. A variant is defined in one
@@ -34,7 +34,7 @@ from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
 from peerdg.options import did_you_mean, merge
 
-ORACLE = "oracle-erm"  # as a teacher's model: a network trained on source and targets
+ORACLE = "oracle-erm"  # teacher's model that stands for a network trained on source and targets
 COLUMNS = {  # columns of measures that are not one value per target
     "selected": ("by source-val", "by crafted-val"),
     "crafted": ("crafted val", "target mean"),
@@ -48,7 +48,7 @@ class Row:
 
     label: str
     row: str  # row of the plan, empty for a distance between data sets
-    trained: bool  # whether the trained network is meant, not the deployed one
+    trained: bool  # whether to use the trained network instead of the deployed one
     published: Mapping[str, Mapping[str, float | None]]  # by data set and column
 
 
@@ -70,7 +70,7 @@ class Item:
     id: str
     label: str  # its label in the LaTeX source
     title: str
-    notes: tuple[str, ...] = ()  # known inconsistencies, and differences to our protocol
+    notes: tuple[str, ...] = ()  # known inconsistencies, and differences from our protocol
     panels: tuple[Panel, ...] = ()
     caption: str = ""  # what a figure shows, in one sentence
     analysis: str | None = None  # function that makes a figure

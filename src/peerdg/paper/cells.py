@@ -1,4 +1,4 @@
-"""Numbers of one run for the cells of a table, by column."""
+"""Compute the numbers of one run for the cells of a table, by column."""
 
 from collections.abc import Callable, Mapping
 from statistics import fmean

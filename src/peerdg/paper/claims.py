@@ -1,10 +1,10 @@
-"""The claims of the paper in `claims.toml`, and what the runs say about each.
+"""Check the claims of the paper, listed in `claims.toml`, against the runs.
 
 A claim compares rows. Each seed gives one difference, and Student's 95 % interval of their mean
 decides. A claim is supported if the interval is on its side of 0, and not supported if it is on the
-other side. An interval that contains 0, or fewer than five seeds, are not enough data. Variances
-are compared by the logarithm of their ratio. Distances between data sets need no training, so they
-have random samples of images instead of seeds.
+other side. If the interval contains 0, or there are fewer than five seeds, there is not enough
+data. Variances are compared by the logarithm of their ratio. Distances between data sets need no
+training, so they have random samples of images instead of seeds.
 """
 
 import math
@@ -139,7 +139,7 @@ def _alike(claim: Mapping[str, Any], rows: Mapping[str, BySeed]) -> tuple[str, s
     pairs = {row: paired_difference(rows[row], rows[reference]) for row in others}
     found = {row: each for row, each in pairs.items() if each is not None}
     text = ", ".join(f"{row} {_text(each)}" for row, each in found.items()) or "no runs"
-    text = f"{claim['measure']}, difference to {reference}, at most {limit}: {text}"
+    text = f"{claim['measure']}, difference from {reference}, at most {limit}: {text}"
     if any(each.is_clear and abs(each.mean) > limit for each in found.values()):
         return NOT_SUPPORTED, text
     margins = [math.inf if d is None or d.margin is None else d.margin for d in pairs.values()]

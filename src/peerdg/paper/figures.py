@@ -1,4 +1,4 @@
-"""The figures of the paper, and the distances in its tables, from `peerdg.analyze`."""
+"""Make the figures of the paper and the distances in its tables with `peerdg.analyze`."""
 
 from functools import cache
 from itertools import product

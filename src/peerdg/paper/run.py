@@ -1,4 +1,4 @@
-"""Make tables and figures of the paper: train missing runs, and write ours next to the paper's.
+"""Make tables and figures of the paper: train missing runs, and write our values.
 
 DIR/README.md                  one line per item
 DIR/T2.md, DIR/T2.json         an item, and its numbers by seed
@@ -72,7 +72,7 @@ def run_items(
         how: Options of `train_runs`, e.g. `jobs`.
 
     Returns:
-        What is not available, by item. Empty if everything was made.
+        Missing parts and the reasons, by item. Empty if everything was made.
     """
     results = {}
     for name in dict.fromkeys(name for item in wanted for name in _data_of(item, data)):
@@ -226,7 +226,7 @@ def _block(panel: Panel, results: Results) -> dict[str, Any]:
 
 
 def _table(block: Mapping[str, Any]) -> Table:
-    """Tabulate a panel. On other data than the paper's, only the paper's last column is shown."""
+    """Tabulate a panel. On data that the paper did not use, show only the paper's last column."""
     names, lines = columns(block["measure"], block["data"]), []
     head = [text for name in names for text in ((name,) if block["paper"] else (name, "paper"))]
     for row in block["rows"]:

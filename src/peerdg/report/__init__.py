@@ -1,1 +1,1 @@
-"""Tables, figures and pages about runs."""
+"""Write tables, figures and pages about runs."""

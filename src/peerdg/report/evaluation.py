@@ -1,4 +1,4 @@
-"""Results of a model on one or more domains: tables, and a page with figures."""
+"""Report a model's results on one or more domains, as tables and as a page with figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +59,7 @@ def class_table(detail: DomainReport) -> Table:
 
 
 def confusion_table(detail: DomainReport) -> Table | None:
-    """Tabulate true against predicted classes. None if there are too many classes to print."""
+    """Tabulate true against predicted classes. Return None if there are too many classes."""
     names = [result.name for result in detail.classes]
     if len(names) > _MAX_COUNTED:
         return None

@@ -1,4 +1,4 @@
-"""Report figures as PNG files: accuracy over training, and forest plots of differences."""
+"""Draw the figures of a report: accuracy over training, and forest plots of differences."""
 
 import math
 import warnings
@@ -113,7 +113,7 @@ def _tidy(axis: Any) -> None:
 
 
 def differences_figure(table: ReportTable, path: Path) -> None:
-    """Draw a forest plot of the pairs in questions, or of differences to the reference.
+    """Draw a forest plot of the pairs in questions, or of differences from the reference.
 
     Accuracy is on the left. Steadiness, which only questions compare, is on the right.
     """

@@ -95,7 +95,7 @@ def compose_pages(
     study: "Study | None" = None,
     figures: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Render both pages as Markdown, by file name. Names from run folders are escaped."""
+    """Render `report.md` and `details.md`. Names from run folders are escaped."""
     groups = table.labeled(groups)
     runs = [run for group in groups.values() for run in group]
     notes = [*table.notes(), *table.cautions]
@@ -163,7 +163,7 @@ def _own_options(groups: Groups) -> dict[str, str]:
 
 
 def published_table(table: ReportTable, published: "Published") -> Table | None:
-    """Compare rows with published accuracies. None if no row was published.
+    """Compare rows with published accuracies. Return None if no row was published.
 
     Means are over the targets that all these rows have, both here and in the publication.
     """
@@ -190,7 +190,7 @@ def published_table(table: ReportTable, published: "Published") -> Table | None:
 
 
 def ranking_table(table: ReportTable, rankings: Mapping[str, Sequence[str]]) -> Table | None:
-    """Correlate source-only scores with the target mean. None if there is nothing to rank."""
+    """Correlate source-only scores with the target mean. Return None if nothing can be ranked."""
     lines = []
     for name, methods in rankings.items():
         rows = [row for row in table.rows if row.method in methods and row.score is not None]

@@ -218,12 +218,12 @@ class RunResult:
         return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
 
     def size(self, *domains: str) -> int | None:
-        """Return the image count of the smallest of these domains. None if none was evaluated."""
+        """Return the image count of the smallest domain, or None if none was evaluated."""
         sizes = (r["n"] for r in self.evaluations if r["domain"] in domains)
         return min(sizes, default=None)
 
     def mean(self, model: str, domains: Sequence[str]) -> float | None:
-        """Return the unweighted mean of the last accuracies over domains. None without domains."""
+        """Return the unweighted mean of the last accuracies, or None if there are no domains."""
         final = self.final(model)
         return sum(final[domain] for domain in domains) / len(domains) if domains else None
 
@@ -234,7 +234,7 @@ class RunResult:
     def fluctuation(
         self, model: str, *, every: int | None = None, burn_in_periods: int = BURN_IN_PERIODS
     ) -> RunFluctuation | None:
-        """Return the fluctuation of `model` over evaluations every k epochs. None if too few."""
+        """Return the fluctuation of `model` over evaluations every k epochs, or None if too few."""
         period = {"every": every or self.period, "burn_in_periods": burn_in_periods}
         return run_fluctuation(accuracy_series(self.evaluations, model=model, **period))
 
@@ -244,7 +244,7 @@ class RunResult:
         return None if fluctuation is None else math.sqrt(fluctuation.mean.detrended_var)
 
     def late_mean(self, model: str, *, every: int) -> float | None:
-        """Average the target mean over the last evaluations every k epochs. None if too few."""
+        """Average the target mean over the last evaluations. Return None if there are too few."""
         series = accuracy_series(self.evaluations, model=model, every=every, burn_in_periods=0)
         return late_mean(series)
 

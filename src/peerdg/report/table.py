@@ -1,4 +1,4 @@
-"""Tables of a report, as numbers and text, and tables of single runs."""
+"""Make the tables of a report, as numbers and text, and tables of single runs."""
 
 import csv
 import io
@@ -77,7 +77,7 @@ class Row:
     score: Spread | None = None  # target or crafted mean of the deployed network, last epoch
     targets: dict[str, Spread] = field(default_factory=dict)
     values: dict[str, Spread | None] = field(default_factory=dict)  # columns by name
-    difference: Difference | None = None  # between the score and the reference's score
+    difference: Difference | None = None  # difference between the score and the reference's score
     # Step time relative to plain training, from the fastest seeds: other load only slows runs.
     step_ratio: float | None = None
     memory_ratio: float | None = None  # memory relative to plain training
@@ -292,7 +292,7 @@ def _over(runs: Sequence[RunResult], values: Sequence[float | None]) -> Spread |
 
 
 def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:
-    """Add a row's difference to the reference, and its costs relative to plain training."""
+    """Add a row's difference from the reference, and its costs relative to plain training."""
     if reference is not None and row is not reference and row.score and reference.score:
         difference = paired_difference(row.score.by_seed, reference.score.by_seed)
         row = replace(row, difference=difference)

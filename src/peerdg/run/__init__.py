@@ -1,1 +1,1 @@
-"""A single run: options, folder, checkpoints, records and model. Entry point: `run.start_run`."""
+"""Train a single run. The entry point is `run.start_run`."""

@@ -57,7 +57,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, An
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint folder. Raises `DamagedError` if a checksum does not match."""
+    """Read one checkpoint folder. Raise `DamagedError` if a checksum does not match."""
     with reading(path):
         manifest = read_json(path / MANIFEST, format=FORMAT)
         for name in (TENSORS, STATE):

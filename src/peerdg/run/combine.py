@@ -309,7 +309,7 @@ def _start(member: _Member) -> dict[str, Any]:
 def _find_data(
     members: Sequence[_Member], root: str | None, splits: Splits | None, *, needed: bool
 ) -> _Data | None:
-    """Load the data that all runs were trained on. None if it is missing and not `needed`."""
+    """Load the data that all runs were trained on, or None if it is missing and not `needed`."""
     try:
         data = _load_data(members, root, splits)
         if needed and data.splits.validation is None:

@@ -1,6 +1,6 @@
-"""`RunConfig`: all options of a run, resolved from layers of plain values.
+"""Define `RunConfig`: all options of a run, resolved from layers of plain values.
 
-Does not import torch, so that a wrong option or an existing output folder is reported at once.
+Torch is not imported, so that a wrong option or an existing output folder is reported at once.
 """
 
 import hashlib
@@ -313,7 +313,7 @@ def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
 
 
 def without_method(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop options that do not affect the data. The plugin of the method may be missing."""
+    """Drop options that do not affect the data, because the method's plugin may be missing."""
     left_out = {"method", "recipe", "plugin", "average", "augment", str(tables.get("method"))}
     return {key: value for key, value in tables.items() if key not in left_out}
 

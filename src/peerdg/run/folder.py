@@ -1,4 +1,4 @@
-"""The run folder, which contains all files of a run.
+"""Manage the run folder, which contains all files of a run.
 
     config.toml      all options; `peerdg train --config` repeats the run
     manifest.json    inputs of the run: options, versions, data fingerprints, command
@@ -64,7 +64,7 @@ class FolderLock:
         self._lock = FileLock(self.file, timeout=0)
 
     def acquire(self) -> None:
-        """Take the lock and record its owner. Raises if another process holds it."""
+        """Take the lock and record its owner. Raise an error if another process holds it."""
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -131,7 +131,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
-        """Lock the folder for a run with `config`. Raises if it is in use or has another run."""
+        """Lock the folder for a run with `config`. Raise if it is in use or has another run."""
         config.toml()  # before creating the folder: raises for values that TOML cannot store
         run = cls(path)
         run._create(existing)
@@ -153,7 +153,7 @@ class RunFolder:
         self.new_config = None
 
     def renew(self) -> bool:
-        """Restart the run because its data has changed. Returns whether that is allowed."""
+        """Restart the run because its data has changed. Return whether that is allowed."""
         self.new_config, self.renewal = self.renewal, None
         is_allowed = self.new_config is not None
         self.begin()
@@ -202,7 +202,7 @@ class RunFolder:
         return "failed" if self.failure_file.exists() else "resumable"
 
     def require_present(self) -> None:
-        """Raise if the folder was removed or renamed. Writing would create it again."""
+        """Raise if the folder was removed or renamed, because writing would create it again."""
         if not self.holds_run:
             hint = "If it was renamed, pass its new name to `peerdg resume`."
             raise OutputError(f"{self.path} was removed or renamed during training.", hint=hint)
@@ -275,7 +275,7 @@ class RunFolder:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Read the `config.toml` of a run folder. Raises if the folder contains links."""
+    """Read the `config.toml` of a run folder. Raise an error if the folder contains links."""
     if not (path / "config.toml").is_file():
         reason = "it has no config.toml" if path.exists() else "it does not exist"
         hint = nearest_path(path, holding="config.toml") or "Pass a folder of `peerdg train --out`."

@@ -1,4 +1,4 @@
-"""Memory, devices and bfloat16 support of the machine."""
+"""Find the memory, devices and bfloat16 support of the machine."""
 
 import contextlib
 import ctypes

@@ -62,7 +62,7 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a `manifest.json`. Raises `DamagedError` if it is unreadable or has another format."""
+    """Read a `manifest.json`. Raise `DamagedError` if it is unreadable or has another format."""
     with reading(path, hint=_HINT):
         values = read_json(path, format=FORMAT, hint=_HINT)
         return Manifest(**values | {"software": tuple(values["software"])})
@@ -194,7 +194,8 @@ def _write_files(run: "RunFolder", splits: "Splits") -> None:
 def count_known_images(folder: Path, domain: "Domain") -> "Overlap | None":
     """Count how many images of `domain` a run used for training or validation.
 
-    `folder` is the run folder or its model folder. Returns None if it does not belong to a run.
+    `folder` is the run folder or its model folder. The result is None if it does not
+    belong to a run.
     """
     from peerdg.evaluate.accuracy import Overlap
 

@@ -34,10 +34,10 @@ def model_writer(
     state: TrainState,
     records: Sequence[Mapping[str, Any]],
 ) -> Callable[[], None] | None:
-    """Return a function that writes the deployed model with these evaluation `records`.
+    """Return a function that writes the deployed model with its evaluation `records`.
 
-    Returns None if the model has not been trained for an epoch yet, or if `config.select` prefers
-    an earlier epoch.
+    The result is None if the model has not been trained for an epoch yet, or if `config.select`
+    prefers an earlier epoch.
     """
     epoch = state.method.epochs_seen(state.epoch)
     is_untrained = not epoch and not config.pretrain.epochs
@@ -110,7 +110,7 @@ def _describe(
     selected: int,
     complete: bool = False,
 ) -> dict[str, Any]:
-    """Describe the deployed model for `model.json`, with these evaluation `records`."""
+    """Build the contents of `model.json` from the deployed model and its evaluation `records`."""
     splits, size, tables = inputs.splits, inputs.source.size, config.tables()
     model = method.evaluated_networks[method.deployed_name]
     settings = {
@@ -176,7 +176,7 @@ def results(
 
 
 def _without_folder(value: Any) -> Any:
-    """Keep only the file name. A shared model must not reveal local paths."""
+    """Keep only the file name, because a shared model must not reveal local paths."""
     return Path(value).name if isinstance(value, str) and Path(value).name != value else value
 
 

@@ -135,7 +135,7 @@ def load_splits(
 
 
 def data_root(config: RunConfig) -> Path | None:
-    """Return the data folder. Raises if the data set needs one and it is missing."""
+    """Return the data folder. Raise an error if the data set needs one and it is missing."""
     root = None if config.root is None else Path(config.root)
     return benchmark(config.benchmark).check_root(root)
 
@@ -323,7 +323,7 @@ def input_models_record(config: RunConfig) -> dict[str, Any]:
 def load_input_model(value: str) -> Classifier:
     """Load a model from a run or model folder, or a network with its published weights.
 
-    Warns if the run is unfinished. The head of a published network is untrained.
+    A warning is issued if the run is unfinished. The head of a published network is untrained.
     """
     if _is_published(value):
         network = build_classifier(value, classes=("0", "1"))

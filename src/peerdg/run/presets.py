@@ -1,4 +1,4 @@
-"""Load data set presets from `peerdg/presets/*.toml`, and choose options for own images.
+"""Load data set presets from `peerdg/presets/*.toml`, and choose options for users' images.
 
 Choices depend on the number and size of the user's images, and each has a reason. They fill in
 options that the user did not set. They are stored in the config, so a resumed run keeps them.
@@ -17,8 +17,8 @@ from peerdg.methods.registry import settings_of
 from peerdg.options import did_you_mean, dotted, merge
 
 BUDGETS = ("quick", "standard", "paper")
-SMALL_SIDE = 48  # pixels. Images up to this size are too small for a photo network
-USUAL_IMAGES = 1500  # number of images that the presets for own images are made for
+SMALL_SIDE = 48  # in pixels. Images up to this size are too small for a photo network
+USUAL_IMAGES = 1500  # number of images that the presets for users' own images are designed for
 MIN_BATCHES = 4  # batches per epoch
 
 

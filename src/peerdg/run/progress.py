@@ -1,4 +1,4 @@
-"""Show the progress of a run, as a bar or as lines in a log. Does not import torch."""
+"""Show the progress of a run as a bar or as lines in a log, without importing torch."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ EVALUATING = "evaluating"  # label during evaluations
 
 
 class ProgressDisplay:
-    """Base class for progress displays. It shows nothing."""
+    """Base class for progress displays, which shows nothing."""
 
     def note(self, text: str) -> None:
         """Called with a message for the user."""

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and `events.jsonl`: append-only files of JSON lines that survive a kill.
+"""Write `metrics.jsonl` and `events.jsonl`: append-only JSON lines that survive a kill.
 
 `metrics.jsonl` is bitwise reproducible. Everything that depends on the clock is in `events.jsonl`.
 """
@@ -17,7 +17,7 @@ NOTHING_LEARNED = "nothing_learnt"  # event: the network predicts the same for e
 
 
 class JsonLines:
-    """A file with one JSON object per line, which must have these `keys`."""
+    """A file with one JSON object per line. Each object must have the given `keys`."""
 
     def __init__(self, path: Path, *keys: str) -> None:
         self.path, self.keys = path, frozenset(keys)

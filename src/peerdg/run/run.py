@@ -43,9 +43,9 @@ from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source, steps_per_epoch
 from peerdg.train.state import TrainState
 
-STATE_FACTOR = 4  # training state / network size: weights, two moments, an average
-CHECKPOINTS = 3  # on disk at once: two, and the one being written
-MODELS = 2  # on disk at once: the stored one, and its replacement
+STATE_FACTOR = 4  # training state relative to network size: weights, two moments, an average
+CHECKPOINTS = 3  # checkpoints on disk at once: two, and the one being written
+MODELS = 2  # models on disk at once: the stored one, and its replacement
 CONSTANT_LOSS_SHARE = 0.98  # warn above this fraction of a constant prediction's loss
 MIN_STEPS_TO_LEARN = 100  # shorter phases are not checked
 

@@ -92,7 +92,7 @@ def estimate(config: RunConfig, inputs: Inputs) -> str:
 def fit_epochs(
     config: RunConfig, budget: TimeBudget, costs: Costs, *, images: int, spent: float
 ) -> RunConfig:
-    """Return the config with as many epochs as fit in the time. Raises if too few fit."""
+    """Return the config with as many epochs as fit in the time. Raise an error if too few fit."""
     available = TIME_SAFETY_FACTOR * 60 * budget.minutes
     affordable = int(EVALUATION_SHARE * available / max(costs.evaluation, 1e-9))
     evaluations = min(EVALUATIONS, max(2, affordable))
@@ -179,7 +179,7 @@ def schedule(config: RunConfig) -> str:
 def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs:
     """Time training steps for some `seconds`, work between epochs, and evaluating one batch.
 
-    Copies the network and restores torch's global generator, so the run is not affected.
+    The network is copied and torch's global generator is restored, so the run is not affected.
     """
     train, size, device = inputs.source.domain, inputs.source.size, inputs.source.device
     step = {}

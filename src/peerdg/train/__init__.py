@@ -1,1 +1,1 @@
-"""The training loop: source, batches, steps, optimizers, state and non-finite checks."""
+"""Implement the training loop: source, batches, steps, optimizers, state and finite checks."""

@@ -1,4 +1,4 @@
-"""The training loop over the epochs of one phase. `step.py` implements one step."""
+"""Run the training loop over the epochs of one phase. `step.py` implements one step."""
 
 import time
 from collections.abc import Mapping

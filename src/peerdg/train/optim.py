@@ -1,4 +1,4 @@
-"""Optimizers and learning rate schedule of a training phase."""
+"""Build the optimizers of a training phase, and set their learning rates."""
 
 import torch
 

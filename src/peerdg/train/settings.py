@@ -1,4 +1,4 @@
-"""Options of a training phase and of the base transform. Does not import torch."""
+"""Define the options of a training phase and of the base transform, without torch."""
 
 from dataclasses import dataclass
 from typing import Literal

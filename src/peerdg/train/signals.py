@@ -31,7 +31,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM inside the block. Has no effect outside the main thread."""
+    """Catch SIGINT and SIGTERM inside the block. Do nothing outside the main thread."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,4 +1,4 @@
-"""The training images: their order in an epoch, views and batches."""
+"""Provide the training images: their order in an epoch, views and batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""The state of a training phase as tensors and JSON values, for an exact resume.
+"""Store the state of a training phase as tensors and JSON values, for an exact resume.
 
-It has no random state, because all randomness derives from seed and position (`peerdg.rng`).
+No generator state is needed, because all randomness derives from seed and position (`peerdg.rng`).
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""One training step: forward, backward, finite check and update."""
+"""Run one training step: forward, backward, finite check and update."""
 
 from typing import NamedTuple
 
