@@ -62,7 +62,7 @@ def markdown_text(text: str) -> str:
     """Escape text for a Markdown paragraph, heading or table cell."""
     text = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _MARKUP.sub(r"\\\1", text)
-    # URLs and @mentions become links without any markup.
+    # GitHub turns bare URLs and @mentions into links, so escape those too.
     text = text.replace("://", "&#58;//").replace("@", "&#64;")
     return re.sub(r"(www)\.", r"\1&#46;", text, flags=re.IGNORECASE)
 

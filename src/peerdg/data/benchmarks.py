@@ -243,13 +243,13 @@ class VlcsSettings:
         "voc2007", "domain to train on, with all other available domains as targets"
     )
     split: Literal["official", "random"] = option(
-        "official", "train and validation: the 70 % in the split folders, or DomainBed's 80/20"
+        "official", "source: the published 70 % (in split folders), or DomainBed's random 80/20"
     )
     validation: Literal["crossval", "tenth"] = option(
-        "crossval", "validation: crossval folder (Dassl), or a random tenth of the 70 % (JigenDG)"
+        "crossval", "validation: crossval folder (Dassl), or a tenth of the source (JigenDG)"
     )
     test: Literal["official", "all", "random"] = option(
-        "official", "target images: the 30 % in the test folders, all, or DomainBed's random 80 %"
+        "official", "targets: the published 30 % (test folders), all, or DomainBed's random 80 %"
     )
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
 
