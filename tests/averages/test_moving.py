@@ -8,6 +8,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from peerdg.averages.moving import EMA, SMA
+from peerdg.errors import ConfigError
 from tests.conftest import tiny_classifier
 
 
@@ -67,6 +68,11 @@ def test_a_warm_ema_has_its_closed_form_after_each_of_the_first_steps(decay: flo
         shares = [later[0], *((1 - d) * later[s + 1] for s, d in enumerate(decays))]
         closed = torch.tensordot(torch.tensor(shares).double(), networks[: t + 2], dims=1)
         torch.testing.assert_close(average.model.head.weight.double(), closed, rtol=0, atol=1e-6)
+
+
+def test_an_ema_that_could_never_move_is_refused():
+    with pytest.raises(ConfigError, match="decay"):
+        EMA(tiny_classifier(), warm_up=False)
 
 
 @pytest.mark.parametrize("start_step", [0, 1, 3])

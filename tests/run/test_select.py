@@ -119,5 +119,7 @@ def test_a_rule_without_its_images_is_refused(tmp_path: Path):
 
 
 def test_a_bench_refuses_to_select(tmp_path: Path):
-    with pytest.raises(ConfigError, match="last epoch"):
-        peerdg.bench("digits-mini", methods="erm", out=tmp_path, select="source-val")
+    variant = {"chosen": {"method": "erm", "select": "source-val"}}
+    for methods, options in (("erm", {"select": "source-val"}), ("chosen", {"variant": variant})):
+        with pytest.raises(ConfigError, match="last epoch"):
+            peerdg.bench("digits-mini", methods=methods, out=tmp_path, **options)
