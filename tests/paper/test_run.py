@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from peerdg.benches import execute
+from peerdg.benches.bench import run_bench
+from peerdg.benches.plan import make_plan
 from peerdg.cli.main import run as command
 from peerdg.paper.catalogue import columns, find_items
 from peerdg.paper.run import run_items
@@ -77,6 +79,30 @@ def test_an_interrupted_call_continues_where_it_was(trained):
     trained.fail_after = 100
     assert trained("T7") == {}
     assert sorted(trained.runs) == ["peer-0", "peer-info-nce-0"]
+
+
+@pytest.mark.runs
+def test_records_are_reused_by_their_options_and_their_snapshots_are_drawn(trained, tmp_path):
+    study = tmp_path / "study"
+    own = {"benchmark": "digits-mini", "crafted_images": 200, "keep_snapshots": True}
+    own["variant"] = {
+        "mine": {"method": "peer"},
+        "other": {"method": "peer", "peer": {"w": 7.0}},
+    }
+    plan = make_plan({**TINY, **own}, methods=["randaugment", "mine", "other"], seeds=[0])
+    run_bench(plan, study, executor=SameProcess())
+    trained.runs.clear()
+    gaps = trained("T7", "F1", "F4", records=[study], train=False)
+    assert trained.runs == []
+    assert "peer-info-nce" in gaps["T7"] and "pden" in gaps["F1"]
+    peer, info_nce = trained.numbers("T7")["panels"][0]["rows"]
+    final = read_run(study / "runs" / "mine-0").final("task")
+    assert peer["ours"]["uci"] == {"0": final["uci"]}
+    assert info_nce["ours"] == {}
+    gain = trained.numbers("F4")["figure"]["gain"]
+    assert gain.keys() == {"randaugment", "peer"} and gain["peer"].keys() == {"0"}
+    (study / "runs").rename(study / "elsewhere")
+    assert "snapshots" in trained("F4", records=[study], train=False)["F4"]
 
 
 def test_missing_data_are_named_and_the_rest_goes_on(trained, tmp_path):

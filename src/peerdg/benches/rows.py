@@ -42,30 +42,48 @@ class RecordedRows:
     """Results from the records of earlier benches."""
 
     results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)  # by row and seed
+    benches: Mapping[tuple[str, int], Path] = field(default_factory=dict)  # folder of the records
     files: int = 0  # number of record files
 
     @classmethod
-    def read(cls, files: Sequence[Path], plan: Plan, *, until: int | None = None) -> "RecordedRows":
+    def read(
+        cls,
+        files: Sequence[Path],
+        plan: Plan,
+        *,
+        until: int | None = None,
+        by_options: bool = False,
+    ) -> "RecordedRows":
         """Read the rows of a plan from records.
 
         A row must have been evaluated after epoch `until`, or the last one. Rows with other names
-        or seeds are ignored. A row that was trained with different options is an error.
+        or seeds are ignored. A row that was trained with different options is an error. With
+        `by_options`, a row is instead found by its options, whatever its name.
         """
         results: dict[tuple[str, int], RunResult] = {}
+        benches: dict[tuple[str, int], Path] = {}
         for file in files:
             for run in load_runs(file):
-                member = plan.members.get(run.row)
-                if member is None or run.seed not in plan.seeds:
+                if run.seed not in plan.seeds:
                     continue
-                _refuse_other_options(run, member, f"The row '{run.row}' of {visible(str(file))}")
-                epochs = member.config.train.epochs
+                if by_options:
+                    alike = (m for m in plan.members.values() if _has_options(run, m))
+                    member = next(alike, None)
+                else:
+                    member = plan.members.get(run.row)
+                if member is None:
+                    continue
+                what = f"The row '{run.row}' of {visible(str(file))}"
+                _refuse_other_options(run, member, what)
+                epochs, key = member.config.train.epochs, (member.method, run.seed)
                 last = epochs if until is None else min(until, epochs)
                 if run.status != "done" or all(r["epoch"] != last for r in run.evaluations):
                     continue
-                if (run.row, run.seed) in results:
+                if key in results:
                     raise ConfigError(f"The row '{run.row}', seed {run.seed} is given twice.")
-                results[run.row, run.seed] = run if until is None else as_of(run, until)
-        return cls(results, len(files))
+                results[key] = run if until is None else as_of(run, until)
+                benches[key] = file.parent if file.is_file() else file
+        return cls(results, benches, len(files))
 
     def of(self, group: SharedRun, seed: int) -> dict[str, RunResult]:
         """Return the recorded results of a group, by method."""
@@ -75,6 +93,24 @@ class RecordedRows:
     def has(self, group: SharedRun, seed: int) -> bool:
         """Whether all methods of a group are recorded, so that it needs no training."""
         return len(self.of(group, seed)) == len(group.members)
+
+    def run_folder(self, row: str, seed: int) -> Path | None:
+        """Return the folder of the run that trained a row, if it is next to the records."""
+        run, end = self.results[row, seed], f"-{seed}"
+        rows = {run.row, *run.shared_with}
+        for folder in (self.benches[row, seed] / "runs").glob(f"*{end}"):
+            if {*folder.name.removesuffix(end).split("+")} == rows:
+                return folder
+        return None
+
+
+def _has_options(run: RunResult, member: PlannedMethod) -> bool:
+    """Return whether a recorded row was trained with the options of a planned one."""
+    try:
+        _refuse_other_options(run, member, run.row)
+    except ConfigError:
+        return False
+    return True
 
 
 def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> None:

@@ -79,6 +79,9 @@ def run_paper(
     seeds: OptionalWhole = None,
     seed: SeedList = None,
     jobs: Whole = 2,
+    until: OptionalWhole = None,
+    records: tuple[Path, ...] = (),
+    train: bool = True,
     options: Options = None,
 ) -> None:
     """Train the missing runs of some items, and write our values next to the published ones.
@@ -94,6 +97,9 @@ def run_paper(
         seeds: Number of seeds. Default: 3 with budget quick, otherwise 5.
         seed: List of seeds, e.g. 3,4,5, instead of --seeds.
         jobs: Number of runs to train at once. They share the cores.
+        until: Epoch to train to.
+        records: Folder of an earlier bench. Rows with the same options are reused.
+        train: Train missing runs. --no-train only uses complete ones.
     """
     from peerdg.paper.run import run_items
 
@@ -112,6 +118,9 @@ def run_paper(
         root=None if root is None else Path(root).expanduser(),
         options=given,
         seeds=tuple(range(count)) if seed is None else seed,
+        until=until,
+        records=records,
+        train=train,
         jobs=jobs,
         console=error_console,
     )

@@ -14,6 +14,7 @@ from peerdg.analyze.otdd import Settings, analyze_otdd, otdd
 from peerdg.augment.randaugment import RandAugment
 from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.data.domain import Domain
+from peerdg.errors import ConfigError
 from peerdg.evaluate.selection import Trajectory
 from peerdg.evaluate.statistics import scipy_stats
 from peerdg.methods.peer import PEER
@@ -42,7 +43,7 @@ def _curves(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     """Draw the target accuracy of the first seed, because a mean of seeds hides fluctuation."""
     figure, axes = panels(1, 1, side=5)
     lines, variances = {}, {}
-    for row in item.methods:
+    for row in filter(results.of, item.methods):
         runs = results.of(row)
         first = Trajectory.from_records(runs[0].evaluations, model=runs[0].deployed)
         lines[row] = [first.mean(epoch, first.targets) for epoch in first.accuracy]
@@ -99,13 +100,12 @@ def _paths(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     drawn: dict[str, dict[tuple[str, str], LinearPath]] = {}
     gains: dict[str, dict[int, float]] = {}
     for row in item.methods:
-        for run in results.of(row):
-            opened = _open(results, row, run.seed)
+        for seed, opened in _open(results, row).items():
             late = LATE if LATE in opened.epochs else opened.epochs[-1]
             ends = (opened.network(0), opened.network(late))
             domains = opened.domains(IMAGES)
             line = connectivity(*ends, domains, size=opened.size, clean=opened.clean)
-            gains.setdefault(row, {})[run.seed] = line.target_mean["gain"]
+            gains.setdefault(row, {})[seed] = line.target_mean["gain"]
             drawn.setdefault(row, {("epoch 0", f"epoch {late}"): line})
     draw_paths(drawn, path)
     return {"gain": gains}
@@ -117,23 +117,26 @@ def _similarity(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     numbers: dict[str, dict[int, dict[int, float]]] = {}
     against = item.settings["against"]
     for row in item.methods:
-        for number, run in enumerate(results.of(row)):
-            opened = _open(results, row, run.seed)
+        for number, (seed, opened) in enumerate(_open(results, row).items()):
             epochs = opened.spread(4)
             for epoch in (epochs[0], epochs[-1]) if item.settings["panels"] == 2 else epochs:
                 result = _cka(opened, epoch, "init" if against == "start" else "task")
                 if number == 0:
                     drawn.setdefault(row, {})[f"epoch {epoch}"] = result
                 mean = fmean(result.diagonal.values())
-                numbers.setdefault(row, {}).setdefault(epoch, {})[run.seed] = mean
+                numbers.setdefault(row, {}).setdefault(epoch, {})[seed] = mean
     draw_cka(drawn, path, about=f"CKA: proxy (rows) and {against} network (columns)")
     return {"cka": numbers, "against": against}
 
 
 @cache
-def _open(results: "Results", row: str, seed: int) -> AnalyzedRun:
+def _open(results: "Results", row: str) -> dict[int, AnalyzedRun]:
+    """Open the runs of a row, by seed."""
     root = None if results.root is None else str(results.root)
-    return AnalyzedRun(results.folder(row, seed), root=root)
+    found = {s: AnalyzedRun(folder, root=root) for s, folder in results.folders(row).items()}
+    if results.of(row) and not found:
+        raise ConfigError(f"The records of {row} have no run folder with snapshots next to them.")
+    return found
 
 
 @cache

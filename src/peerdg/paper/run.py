@@ -15,13 +15,14 @@ from typing import Any
 from peerdg.benches.execute import train_runs
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import PlannedMethod
-from peerdg.benches.rows import collect_rows
+from peerdg.benches.rows import RecordedRows, collect_rows
 from peerdg.data.benchmarks import BENCHMARKS, find_entry
 from peerdg.errors import ConfigError, DataError, PeerdgError
 from peerdg.evaluate.statistics import spread
 from peerdg.files import read_json, replace_atomically, write_json
 from peerdg.models.names import BACKBONES
 from peerdg.models.weights import weights_file
+from peerdg.options import dotted
 from peerdg.paper.catalogue import ORACLE, Item, Panel, PaperPlan, columns, items, paper_plan
 from peerdg.paper.cells import MEASURES
 from peerdg.report.runs import RunResult
@@ -39,15 +40,24 @@ class Results:
     plan: PaperPlan | None = None
     runs: Mapping[str, Sequence[RunResult]] = field(default_factory=dict)  # by row of the plan
     missing: Mapping[str, str] = field(default_factory=dict)  # reason, by row of the catalogue
+    recorded: RecordedRows = field(default_factory=RecordedRows)
 
     def of(self, row: str) -> Sequence[RunResult]:
         """Return the finished runs of a row of the catalogue, one per seed."""
         return () if self.plan is None else self.runs.get(self.plan.same.get(row, ""), ())
 
-    def folder(self, row: str, seed: int) -> Path:
-        """Return the run folder of a row, which other rows may share."""
-        name = row if self.plan is None else self.plan.group(row).result(seed)
-        return self.bench / "runs" / name
+    def folders(self, row: str) -> dict[int, Path]:
+        """Return the run folders of a row by seed. Other rows may share them."""
+        if self.plan is None:
+            return {}
+        name, found = self.plan.same[row], {}
+        for seed in (run.seed for run in self.of(row)):
+            here: Path | None = self.bench / "runs" / self.plan.group(row).result(seed)
+            if (name, seed) in self.recorded.results:
+                here = self.recorded.run_folder(name, seed)
+            if here is not None:
+                found[seed] = here
+        return found
 
 
 def run_items(
@@ -69,7 +79,8 @@ def run_items(
         data: Data set to use instead of those in the paper.
         root: Folder with one data set, or with several, each in a folder with its name.
         seeds: Seeds of each row.
-        how: Options of `train_runs`, e.g. `jobs`.
+        how: `until`, `records` and `train`, as in `run_bench`, and options of `train_runs`. A
+            recorded row is reused if its options are the same, whatever its name.
 
     Returns:
         Missing parts and the reasons, by item. Empty if everything was made.
@@ -80,10 +91,13 @@ def run_items(
         rows = dict.fromkeys(row for item in users for row in item.rows(name))
         bench = out / "runs" / f"{name}-{options['budget']}"
         results[name] = _train(name, rows, bench, root, options, seeds, **how)
+    given = {name: value for name, value in dotted(options).items() if name != "budget"}
+    given |= {"until": how["until"]} if how.get("until") else {}
+    budget = ", ".join([options["budget"], *(f"{name} = {value}" for name, value in given.items())])
     gaps = {}
     for item in wanted:
         made = _make(item, [results[name] for name in _data_of(item, data)], out)
-        made |= {"budget": options["budget"], "seeds": list(seeds)}
+        made |= {"budget": budget, "seeds": list(seeds)}
         write_json(out / f"{item.id}.json", made)
         page = markdown_environment("paper", trim_blocks=True).get_template("item.md.jinja")
         tables = [_table(block) for block in made["panels"]]
@@ -106,6 +120,10 @@ def _train(
     root: Path | None,
     options: Mapping[str, Any],
     seeds: Sequence[int],
+    *,
+    until: int | None = None,
+    records: Sequence[Path] = (),
+    train: bool = True,
     **how: Any,
 ) -> Results:
     """Train the missing runs of some rows on one data set."""
@@ -118,6 +136,7 @@ def _train(
         return Results(data, root, bench, one_line(error))
     given = {**options, "root": None if root is None else str(root)}
     plan = paper_plan(data, given, seeds=seeds, bench=bench)
+    recorded = RecordedRows.read(records, plan.plan, until=until, by_options=True)
     weights = {row: _weights(plan.plan.members[plan.same[row]]) for row in rows}
     problems = {each: _problem(*each) for each in {*chain(*weights.values())}}
     reasons = {row: [r for each in weights[row] if (r := problems[each])] for row in rows}
@@ -129,18 +148,21 @@ def _train(
     runs: dict[str, list[RunResult]] = {}
     failures: dict[str, str] = {}
     for stage in stages:
-        folder = BenchFolder(bench)
+        folder = BenchFolder(bench, until=stage.check_until(until), recorded=recorded)
         folder.open(stage)
         try:
-            folder.write_plan(stage)
-            failures |= train_runs(stage, folder, **how)
+            if train:
+                folder.write_plan(stage)
+                failures |= train_runs(stage, folder, **how)
             runs |= collect_rows(stage, folder)
         finally:
             folder.close()
     for row in present:
+        if not runs.get(plan.same[row]):
+            missing[row] = f"{row} is not trained."
         for name in {plan.group(row).result(seed) for seed in seeds} & failures.keys():
             missing[row] = f"{name} failed. {failures[name]}"
-    return Results(data, root, bench, None, plan, runs, missing)
+    return Results(data, root, bench, None, plan, runs, missing, recorded)
 
 
 def _weights(member: PlannedMethod) -> list[tuple[str, str]]:
@@ -177,7 +199,8 @@ def _make(item: Item, used: Sequence[Results], out: Path) -> dict[str, Any]:
             gaps = [results.missing[row] for row in item.methods if row in results.missing]
             gaps = gaps if results.reason is None else [results.reason]
             try:
-                figure = draw(item, results, out / f"{item.id}.png") if not gaps else {}
+                if any(map(results.of, item.methods)) or not (item.methods or gaps):
+                    figure = draw(item, results, out / f"{item.id}.png")
             except PeerdgError as error:  # for example, an extra is not installed
                 gaps = [one_line(error)]
             missing += [f"{results.data}: {reason}" for reason in gaps]
