@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import re
 import sys
 import traceback
@@ -108,6 +109,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PeerdgWarning)
     keep_memory()
+    # Of several processes that share a run, the first one talks. The others only report errors.
+    console.quiet = error_console.quiet = os.environ.get("RANK", "0") != "0"
     sys.exit(run(arguments, debug=debug))
 
 
@@ -155,6 +158,7 @@ def run(arguments: list[str], *, debug: bool) -> int:
 
 
 def _fail(code: int, message: str, hint: str | None = None) -> int:
+    error_console.quiet = False
     error_console.print(f"Error: {message}", style="red")
     if hint:
         error_console.print(hint)

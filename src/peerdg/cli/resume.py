@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from peerdg.cli.flags import OptionalWhole, Plugin, Quiet
+from peerdg.cli.flags import OptionalWhole, Plugin, Quiet, Whole
 from peerdg.methods.registry import loaded_plugin
 from peerdg.run.config import resolve
 from peerdg.run.folder import read_run_config
@@ -17,6 +17,7 @@ def resume(
     threads: OptionalWhole = None,
     accept_new_data: bool = False,
     stop_after: OptionalWhole = None,
+    processes: Whole = 1,
     quiet: Quiet = False,
     plugin: Plugin = None,
 ) -> None:
@@ -31,9 +32,11 @@ def resume(
         threads: Number of CPU threads.
         accept_new_data: Start again if the data has changed.
         stop_after: Epoch after which to save and stop.
+        processes: Number of processes that share each batch.
     """
-    from peerdg.cli.train import run_and_report
+    from peerdg.cli.train import run_and_report, share_among
 
+    share_among(processes)
     loaded = loaded_plugin()
     given = {"root": root, "device": device, "threads": threads}
     given["plugin"] = loaded.identity if loaded else None

@@ -1,17 +1,20 @@
 """`peerdg train`: train a method on one domain."""
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import ConfigFile, Data, Options, Plugin, Quiet, resolve_flags
+from peerdg.cli.flags import ConfigFile, Data, Options, Plugin, Quiet, Whole, resolve_flags
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.options import merge, read_toml
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import Existing, RunFolder
+from peerdg.run.launch import launch
 from peerdg.run.progress import ConsoleProgress, ProgressDisplay
 from peerdg.terminal import command, console, error_console
 
@@ -27,6 +30,7 @@ def train(
     profile: bool = False,
     quiet: Quiet = False,
     minutes: float | None = None,
+    processes: Whole = 1,
     file: ConfigFile = None,
     plugin: Plugin = None,
     options: Options = None,
@@ -42,7 +46,9 @@ def train(
         overwrite: Replace the run in this folder.
         profile: Measure the time of each stage.
         minutes: Time budget. Epochs and k are chosen to fit it.
+        processes: Number of processes that share each batch, e.g. one per GPU.
     """
+    share_among(processes)
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite cannot be used together.")
@@ -61,11 +67,19 @@ def train(
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
     seeds = f"{config.seed}" + ("" if config.train_seed is None else f"-{config.train_seed}")
     out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{seeds}"
-    existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
+    # `torchrun` repeats the command after a process was lost.
+    resume |= os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
     existing = "renew" if accept_new_data else existing
     run_and_report(
         config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
     )
+
+
+def share_among(processes: int) -> None:
+    """Run this command in several processes instead, unless this is one of them."""
+    if processes > 1 and "WORLD_SIZE" not in os.environ:
+        sys.exit(launch(sys.argv[1:], processes))
 
 
 def run_and_report(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from peerdg.averages.average_options import SnapshotRule
 from peerdg.averages.base import Average
 from peerdg.averages.snapshots import BatchNormRule, Snapshots
+from peerdg.distributed import whole_gradient
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.contrastive import info_nce
@@ -258,7 +259,8 @@ def gradient_norm(term: Tensor, encoder: nn.Module) -> Float[Tensor, ""]:
     """Compute ‖∂term/∂θ‖₂ over all trained parameters θ of the encoder, and free the graph."""
     parameters = [p for p in encoder.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(term, parameters, allow_unused=True)
-    squares = [gradient.float().square().sum() for gradient in gradients if gradient is not None]
+    whole = (whole_gradient(gradient) for gradient in gradients if gradient is not None)
+    squares = [gradient.float().square().sum() for gradient in whole]
     return torch.stack(squares).sum().sqrt() if squares else term.new_zeros(())
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from peerdg.distributed import encode
 from peerdg.errors import ConfigError
 from peerdg.losses.contrastive import supcon
 from peerdg.losses.gaussian import club, gaussian_nll
@@ -182,6 +183,6 @@ class L2D(Method):
     def _embed(self, x_hat: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute z_x̂, z_x, μ_x and log σ²_x, with both views in one batch."""
         bottleneck = cast(GaussianBottleneck, self.model.neck)
-        mu, log_variance = bottleneck.gaussian(self.model.encoder(torch.cat((x_hat, x))))
+        mu, log_variance = bottleneck.gaussian(encode(self.model.encoder, torch.cat((x_hat, x))))
         z_hat, z = bottleneck.sample(mu, log_variance).chunk(2)
         return z_hat, z, mu[len(x) :], log_variance[len(x) :]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from peerdg.distributed import whole_gradient
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.long_work import iterate
 from peerdg.losses.wasserstein import autoencoder_loss, critic_loss, log_unit_gaussian
@@ -192,10 +193,10 @@ def meta_losses(
             gradients = torch.autograd.grad(
                 source_loss, list(theta.values()), create_graph=True, materialize_grads=True
             )
-            moved = {
-                name: p - step_size * gradient
-                for (name, p), gradient in zip(theta.items(), gradients, strict=True)
-            }
+            moved = {}
+            for (name, p), gradient in zip(theta.items(), gradients, strict=True):
+                whole = whole_gradient(gradient) if name.startswith("encoder.") else gradient
+                moved[name] = p - step_size * whole
         made_loss = F.cross_entropy(functional_call(model, moved, (made[0],)), made[1])
     return source_loss, made_loss
 

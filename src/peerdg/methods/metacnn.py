@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peerdg.augment.protocol import Augment
+from peerdg.distributed import gather
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.methods.base import (
     Batch,
@@ -196,7 +197,7 @@ class MetaCNN(AugmentedMethod):
 def _features(model: Classifier, layer: MetaFeatures, images: Tensor) -> Tensor:
     """Return the features that enter the layer, one row per pixel."""
     given: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
+    hook = layer.register_forward_pre_hook(lambda module, inputs: given.append(gather(inputs[0])))
     try:
         model.features(images)
     finally:

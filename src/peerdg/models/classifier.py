@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from peerdg.distributed import encode
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.layers import FEATURES, GaussianBottleneck, Layer, insert, make_layer
 from peerdg.models.names import MEAN_LIMITS, STD_LIMITS
@@ -179,7 +180,7 @@ class Classifier(nn.Module):
 
     def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
         """Return H(x) for images in uint8 or [0, 1]."""
-        features: Tensor = self.encoder(self.prepare(images))
+        features = encode(self.encoder, self.prepare(images))
         return features if self.neck is None else self.neck(features)
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:

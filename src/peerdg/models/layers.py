@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from peerdg.distributed import on_whole_batch
 from peerdg.models.meta_features import MetaFeatures
 
 Embedding = Float[Tensor, "batch out"]
@@ -163,6 +164,7 @@ def inserted(
     with ExitStack() as stack, eager(encoder):
         for place, layer in layers:
             side, _, name = place.partition(" ")
+            layer = on_whole_batch(layer)
             if side == "after":
                 hook = modules[name].register_forward_hook(
                     lambda module, inputs, output, layer=layer: layer(output)

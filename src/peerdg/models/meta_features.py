@@ -146,6 +146,7 @@ class MetaFeatures(nn.Module):
     """
 
     atoms: Tensor
+    needs_whole_batch = True  # see `peerdg.distributed`
 
     def __init__(
         self,

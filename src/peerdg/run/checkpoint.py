@@ -22,6 +22,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from peerdg.distributed import highest
 from peerdg.errors import DamagedError
 from peerdg.files import TEMPORARY, read_json, reading, remove, replace_atomically, sha256, writing
 from peerdg.methods.pool import PoolImages
@@ -160,20 +161,26 @@ class Background:
 class Checkpointer:
     """Save the state of a run whenever `minutes` have passed, and restore the newest state.
 
+    If several processes share the run, only one of them `writes`.
+
     `problems` lists messages about damaged checkpoints and lost records.
     """
 
-    def __init__(self, run: RunFolder, *, minutes: float) -> None:
+    def __init__(self, run: RunFolder, *, minutes: float, writes: bool = True) -> None:
         self.run = run
+        self.writes = writes
         self.seconds = minutes * 60
         self._saved_at = time.monotonic()
         self._background = Background()
-        remove_leftovers(run.path)
+        if writes:
+            remove_leftovers(run.path)
         self._pending, damaged = load_newest(run.checkpoints)
         self.problems = [f"{problem} The previous checkpoint is used." for problem in damaged]
         additions = () if self._pending is None else self._pending.additions
         self._stored = {addition.digest for addition in additions}
-        self._cut_records(self._pending)
+        self._lost_records = False
+        if writes:
+            self._cut_records(self._pending)
 
     @property
     def resumes(self) -> bool:
@@ -198,13 +205,13 @@ class Checkpointer:
             pending, self._pending = self._pending, None
             state.restore(pending.tensors, pending.state, pending.additions)
             # The lost records may include the last evaluation. Repeat it if no step followed.
-            if self._lost_records:
-                state.evaluated = False
+            state.evaluated &= not highest(self._lost_records)
 
     @property
     def is_due(self) -> bool:
         """Whether the interval has passed since the last checkpoint."""
-        return time.monotonic() - self._saved_at >= self.seconds
+        due = self.writes and time.monotonic() - self._saved_at >= self.seconds
+        return bool(highest(due))
 
     @stage("checkpoint")
     def save(self, state: TrainState, *, wait: bool = False) -> None:

@@ -54,6 +54,8 @@ def find_device(name: str) -> "torch.device":
             device = torch.accelerator.current_accelerator() or torch.device("cpu")
         else:
             device = torch.device(name)
+        if device.type == "cuda" and "LOCAL_RANK" in os.environ:  # one device per process
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(

@@ -97,8 +97,9 @@ def check_manifest(
         run.write_manifest(now)
         return
     _refuse_other_inputs(run, before, now)
+    old_hardware = {"processes": 1, **before.hardware}
     pairs: dict[str, tuple[Any, Any]] = {"torch": (before.torch, now.torch)}
-    pairs |= {name: (before.hardware.get(name), value) for name, value in now.hardware.items()}
+    pairs |= {name: (old_hardware.get(name), value) for name, value in now.hardware.items()}
     for name, (old, new) in pairs.items():
         if old != new:
             message = (
@@ -137,8 +138,12 @@ def hardware_of(device: "torch.device") -> dict[str, Any]:
     """Describe the hardware, which can affect the last bits of a result."""
     import torch
 
+    from peerdg.distributed import size
+
     cpu = torch.backends.cpu.get_cpu_capability()
-    return {"device": device.type, "threads": torch.get_num_threads(), "instruction set": cpu}
+    threads = torch.get_num_threads()
+    known = {"device": device.type, "threads": threads, "instruction set": cpu}
+    return {**known, "processes": size()}
 
 
 def _manifest(

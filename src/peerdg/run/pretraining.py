@@ -20,6 +20,7 @@ from torch import Tensor
 
 from peerdg import __version__
 from peerdg.data.cache import cache_folder
+from peerdg.distributed import size
 from peerdg.errors import DamagedError, OutputError, PeerdgWarning
 from peerdg.files import reading
 from peerdg.models.classifier import Classifier, network_fingerprint
@@ -47,7 +48,7 @@ def shared_entry(
     with equal layers and weights may have different forward passes.
     """
     folder, manifest = cache_folder(), run.manifest
-    is_off = not config.share_pretraining or os.environ.get(SWITCH) == "0"
+    is_off = not config.share_pretraining or os.environ.get(SWITCH) == "0" or size() > 1
     if is_off or folder is None or manifest is None or manifest.network or config.backbone == OWN:
         return None
     device = source.device

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -13,21 +14,22 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from peerdg import distributed
 from peerdg.data import VALIDATION
 from peerdg.data.splits import Splits
-from peerdg.errors import NumericalError, OutputError, PeerdgWarning, Stopped
+from peerdg.errors import ConfigError, NumericalError, OutputError, PeerdgWarning, Stopped
 from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.files import replace_atomically, write_json
 from peerdg.methods.base import Method
-from peerdg.models.classifier import Classifier
+from peerdg.models.classifier import Classifier, network_fingerprint
 from peerdg.models.statistics import clean_statistics, recompute_statistics
 from peerdg.models.stored import load_stored, save_tensors
 from peerdg.options import dotted
 from peerdg.rng import seeded
 from peerdg.run.checkpoint import Background, Checkpointer
-from peerdg.run.config import RunConfig, notes
+from peerdg.run.config import RunConfig, notes, resolve
 from peerdg.run.folder import Existing, RunFolder, read_run_config
-from peerdg.run.hardware import has_bf16, peak_memory
+from peerdg.run.hardware import find_device, has_bf16, peak_memory
 from peerdg.run.manifest import check_manifest, refuse_changed_data
 from peerdg.run.model import finish, model_writer
 from peerdg.run.prepare import Inputs, class_order, load_inputs, load_splits, make_method, phases_of
@@ -82,6 +84,12 @@ def start_run(
         The options, with the chosen number of epochs, and the deployed network.
     """
     budget, began = None, time.monotonic()
+    distributed.connect(find_device(config.device))
+    distributed.require_same("options", config.hash)
+    for phase in phases_of(config):
+        _check_batch_size(phase)
+    if distributed.rank():
+        return _follow_run(config, out, splits, model, stop_after)
     with contextlib.closing(progress):
         if minutes is not None:
             budget = TimeBudget(minutes, began, dotted(options or {}).keys())
@@ -93,6 +101,7 @@ def start_run(
             if folder.done and splits is not None:
                 refuse_changed_data(folder, splits)  # restarts the run if that is allowed
             if folder.done:
+                distributed.from_first("")
                 return config, load_stored(folder.model, model)[0]
             return _train_run(config, folder, progress, splits, model, budget, profile, stop_after)
 
@@ -131,13 +140,51 @@ def _train_run(
     check_manifest(config, folder, inputs.splits, inputs.source.device, inputs.fingerprints)
     folder.failure_file.unlink(missing_ok=True)
     run = Run(config, folder, inputs, progress)
+    distributed.from_first(config.toml())
+    distributed.require_same("images or weights", _inputs_hash(inputs))
     with run.failures_recorded():
         method = run.train(profile=profile, stop_after=stop_after)
+    distributed.disconnect()
     deployed = method.evaluated_networks[method.deployed_name]
     if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
         recompute_statistics(deployed, inputs.source.clean)  # same as in its evaluation
     finish(config, folder, inputs, method, time.perf_counter() - began)
     return config, deployed
+
+
+def _follow_run(
+    config: RunConfig,
+    out: Path,
+    splits: Splits | None,
+    model: nn.Module | None,
+    stop_after: int | None,
+) -> tuple[RunConfig, Classifier]:
+    """Take part in a run that process 0 has opened. Return its trained network."""
+    text = distributed.from_first("")
+    if not text:
+        raise Stopped("The run is complete.", signal_number=None)
+    config = resolve(tomllib.loads(text))
+    inputs = load_inputs(config, splits=splits, model=model)
+    distributed.require_same("images or weights", _inputs_hash(inputs))
+    method = Follower(config, RunFolder(out), inputs).train(stop_after=stop_after)
+    distributed.disconnect()
+    return config, method.evaluated_networks[method.deployed_name]
+
+
+def _check_batch_size(phase: Phase) -> None:
+    """Raise if the processes cannot share a batch equally."""
+    batch, processes = phase.settings.batch_size, distributed.size()
+    if batch % processes:
+        lower = batch // processes * processes
+        sizes = [str(each) for each in (lower, lower + processes) if each > 0]
+        raise ConfigError(
+            f"{processes} processes cannot share a batch of {batch} images equally.",
+            hint=f"Use --{phase.name}.batch-size {' or '.join(sizes)}, or fewer processes.",
+        )
+
+
+def _inputs_hash(inputs: Inputs) -> str:
+    return f"{inputs.splits.fingerprint} {network_fingerprint(inputs.network)}"
 
 
 class Run(Hooks):
@@ -198,14 +245,20 @@ class Run(Hooks):
                     validation = inputs.domains.get(VALIDATION)
                     method = make_method(phase, config, inputs.network, source, validation)
                 method.to(source.device)
-                if phase.name == "pretrain":
-                    self._pretrain(phase, method, seed)
-                else:
-                    trained, deployed = next(iter(method.evaluated_networks)), method.deployed_name
-                    self.folder.update_manifest(trained=trained, deployed=deployed)
-                    run_phase(phase, method, source, seed=seed, hooks=self)
-                _warn_if_nothing_was_learned(self.folder, phase, source)
+                with distributed.divided(method):
+                    self.train_phase(phase, method, seed)
         return method
+
+    def train_phase(self, phase: Phase, method: Method, seed: int) -> None:
+        """Train a phase, and warn if it has learned nothing."""
+        source = self.inputs.source
+        if phase.name == "pretrain":
+            self._pretrain(phase, method, seed)
+        else:
+            trained, deployed = next(iter(method.evaluated_networks)), method.deployed_name
+            self.folder.update_manifest(trained=trained, deployed=deployed)
+            run_phase(phase, method, source, seed=seed, hooks=self)
+        _warn_if_nothing_was_learned(self.folder, phase, source)
 
     def _pretrain(self, phase: Phase, method: Method, seed: int) -> None:
         """Pre-train, or load the result of an identical pre-training."""
@@ -264,17 +317,21 @@ class Run(Hooks):
                 oracle=bool(self.inputs.fingerprints.get("oracle")),
             )
             state.evaluated = True
-            position = {"phase": state.phase, "epoch": state.epoch}
-            rows = ({"kind": "evaluation", **position, **record} for record in records)
-            self.folder.metrics.append(*rows)
-            if self.config.keep_snapshots:
-                path = self.folder.snapshots / f"{state.epoch:06d}.safetensors"
-                with replace_atomically(path) as file:
-                    save_tensors(file, state.method.trained.state_dict())
-            write = model_writer(self.config, self.folder, self.inputs, state, records)
-            if write is not None:
-                self._background.start(write)
-            self.progress.evaluated(state.epoch, records)
+            self.record_evaluation(state, records)
+
+    def record_evaluation(self, state: TrainState, records: list[dict[str, Any]]) -> None:
+        """Write the results of an evaluation, and the networks."""
+        position = {"phase": state.phase, "epoch": state.epoch}
+        rows = ({"kind": "evaluation", **position, **record} for record in records)
+        self.folder.metrics.append(*rows)
+        if self.config.keep_snapshots:
+            path = self.folder.snapshots / f"{state.epoch:06d}.safetensors"
+            with replace_atomically(path) as file:
+                save_tensors(file, state.method.trained.state_dict())
+        write = model_writer(self.config, self.folder, self.inputs, state, records)
+        if write is not None:
+            self._background.start(write)
+        self.progress.evaluated(state.epoch, records)
 
     @property
     @override
@@ -297,6 +354,38 @@ class Run(Hooks):
         if self.folder.model.exists():
             predict = command("predict", path, "IMAGE")
             stopped.message += f"\n  or use the model so far:\n  {predict}"
+
+
+class Follower(Run):
+    """Hooks of a process that shares a run with process 0. It writes nothing."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, inputs: Inputs) -> None:
+        Hooks.__init__(self)
+        self.config, self.folder, self.inputs = config, folder, inputs
+        self.progress = ProgressDisplay()
+        self.checkpointer = Checkpointer(folder, minutes=config.checkpoint_minutes, writes=False)
+
+    @override
+    def train_phase(self, phase: Phase, method: Method, seed: int) -> None:
+        run_phase(phase, method, self.inputs.source, seed=seed, hooks=self)
+
+    @override
+    def record_epoch(
+        self, state: TrainState, values: dict[str, Any], seconds: float, *, timed_steps: int
+    ) -> None:
+        state.take_means()
+
+    @override
+    def record_evaluation(self, state: TrainState, records: list[dict[str, Any]]) -> None:
+        pass
+
+    @override
+    def save(self, state: TrainState, *, wait: bool = False) -> None:
+        pass
+
+    @override
+    def save_stopped(self, state: TrainState, stopped: Stopped) -> None:
+        pass
 
 
 def _warn_of_options(config: RunConfig, device: torch.device) -> None:

@@ -19,9 +19,11 @@ class StopRequest:
         return self.signal_number is not None
 
     def check(self) -> None:
-        """Raise `Stopped` if a stop was requested."""
-        if self:
-            raise Stopped(signal_number=self.signal_number)
+        """Raise `Stopped` if a stop was requested, in any process of the run."""
+        from peerdg.distributed import highest  # imported here, so that commands start fast
+
+        if number := highest(self.signal_number or 0):
+            raise Stopped(signal_number=number)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self and number == signal.SIGINT:

@@ -4,6 +4,7 @@ No generator state is needed, because all randomness derives from seed and posit
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from peerdg.errors import DamagedError, DataError
 from peerdg.methods.base import Method
 from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.models.classifier import Classifier
 
 
 @dataclass
@@ -26,6 +28,12 @@ class TrainState:
     sums: dict[str, Tensor] = field(default_factory=dict)  # sum of each loss term over these steps
     evaluated: bool = False  # whether the evaluation due after `epoch` epochs was recorded
     pool: TrainingPool | None = None  # training images, if the method may add some
+
+    @cached_property
+    def divided(self) -> frozenset[Tensor]:
+        """Weights whose gradients are divided among processes, see `peerdg.distributed`."""
+        networks = [part for part in self.method.modules() if isinstance(part, Classifier)]
+        return frozenset(p for network in networks for p in network.encoder.parameters())
 
     @property
     def additions(self) -> tuple[PoolImages, ...]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from peerdg.averages.base import non_finite
+from peerdg.distributed import sum_gradients
 from peerdg.errors import NumericalError
 from peerdg.methods.base import Batch, Terms
 from peerdg.rng import seeded
@@ -144,7 +145,9 @@ def train_step(
                 if len(state.optimizers) == 1:
                     loss.backward()
                 else:  # Do not accumulate gradients for the other optimizers.
-                    loss.backward(inputs=[p for g in optimizer.param_groups for p in g["params"]])
+                    loss.backward(inputs=_parameters(optimizer))
+            with stage("exchange"):
+                sum_gradients(p for p in _parameters(optimizer) if p in state.divided)
             terms = {"loss": loss, **(terms or {})}
             with stage("finite check"):
                 guard.inspect(optimizer, rows, {n: value.detach() for n, value in terms.items()})
@@ -161,9 +164,12 @@ def train_step(
     return {name: value.detach() for name, value in terms.items()}
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return [p.grad for p in parameters if p.grad is not None]
+    return [p.grad for p in _parameters(optimizer) if p.grad is not None]
 
 
 def _finite(terms: dict[str, Tensor], probe: Tensor) -> Tensor:

@@ -1,0 +1,40 @@
+"""Two processes compute the gradients of one, for every objective."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.distributed.start import run
+from tests.distributed.steps import CASES, IN_FLOAT32
+
+WORKER = ["-m", "tests.distributed.steps"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Train all cases in one process, in two, and in three, which do not divide the batch."""
+    folder = tmp_path_factory.mktemp("steps")
+    for processes in (1, 2, 3):
+        ended = run([*WORKER, str(folder / f"{processes}")], processes=processes)
+        assert all(code == 0 for code, _ in ended), ended
+    return folder
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+@pytest.mark.parametrize("processes", [2, 3])
+def test_gradients_are_those_of_one_process(made, number, processes):
+    alone = load_file(made / f"1 0 {number}")
+    ranks = [load_file(made / f"{processes} {rank} {number}") for rank in range(processes)]
+    assert all(tensors.keys() == alone.keys() for tensors in ranks)
+    first = {name for name in alone if name.startswith("00 ")}
+    norm = torch.stack([alone[name].double().norm() for name in first]).norm()
+    assert norm > 0
+    limit = 1e-5 if list(CASES)[number].split()[0] in IN_FLOAT32 else 1e-12
+    for name in first:
+        error = (ranks[0][name].double() - alone[name].double()).norm()
+        assert error <= limit * norm, name
+    for name, tensor in ranks[0].items():
+        assert all(torch.equal(tensor, other[name]) for other in ranks[1:]), name
