@@ -203,25 +203,31 @@ def readings_table(study: str, reference: str = "p-ens") -> str:
     for name, runs in rows.items():
         partner = rows.get(f"{reference}-torchvision" if "torchvision" in name else reference, {})
         gain = {seed: averaging_gain(run) for seed, run in runs.items()}
-        means = [run.score(run.deployed) for run in runs.values()]
-        crafted = [run.mean(run.deployed, run.voting) for run in runs.values()]
+        means = [run.score(averaged(run)) for run in runs.values()]
+        crafted = [run.mean(averaged(run), run.voting) for run in runs.values()]
         cells = [difference_text(paired_difference(gain, dict.fromkeys(gain, 0.0)))]
         cells += [spread(means), difference_text(_against(runs, partner))]
         cells += [f"{_against(runs, partner, (t,)).mean:+.1f}" for t in targets]
         if runs is partner:
             cells[2:] = [""] * (len(cells) - 2)
-        if all(run.deployed == run.trained for run in runs.values()):
-            cells[0] = ""
+        copies = (run.config.get("peer", {}).get("reset_proxy") for run in runs.values())
+        if all(averaged(run) == run.trained for run in runs.values()) or all(copies):
+            cells[0] = ""  # there is no average, or the network is a copy of it
         lines.append([f"`{name}`", *cells, f"{np.mean(crafted):.1f}"])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def averaged(run: RunResult) -> str:
+    """Return the name of the averaged network: one that is only evaluated, or the deployed one."""
+    return next(iter(run.config["average"].get("also", ())), run.deployed)
+
+
 def averaging_gain(run: RunResult) -> float:
-    """Target mean of the deployed network minus the trained one, in the last quarter."""
+    """Target mean of the averaged network minus the trained one, in the last quarter."""
     last = [r for r in run.evaluations if r["epoch"] > 0.75 * run.config["train"]["epochs"]]
     deployed, trained = (
         np.mean([r["accuracy"] for r in last if r["model"] == model and r["domain"] in run.targets])
-        for model in (run.deployed, run.trained)
+        for model in (averaged(run), run.trained)
     )
     return float(deployed - trained)
 
@@ -231,7 +237,7 @@ def _against(
 ) -> Difference:
     """Compare the last accuracy of two rows, seed by seed."""
     ours, theirs = (
-        {seed: run.mean(run.deployed, targets or run.targets) for seed, run in each.items()}
+        {seed: run.mean(averaged(run), targets or run.targets) for seed, run in each.items()}
         for each in (runs, partner)
     )
     return paired_difference(ours, theirs)

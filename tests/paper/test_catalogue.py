@@ -92,6 +92,14 @@ def test_equal_settings_are_trained_once(tmp_path):
     assert plan.same["peer-k-10"] == "peer"
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_rows_with_different_k_are_evaluated_in_the_same_epochs(budget, tmp_path):
+    plan = paper_plan("pacs", {"budget": budget}, seeds=[0], bench=tmp_path)
+    rows = {f"peer-k-{k}" for k in (1, 5, 10, 20, 30)}
+    every = {plan.plan.members[plan.same[row]].config.evaluate_every for row in rows}
+    assert len(every) == 1
+
+
 def test_runs_keep_their_names_whichever_item_is_made(tmp_path):
     plan = paper_plan("digits-mini", {"budget": "quick"}, seeds=[0, 1], bench=tmp_path)
     names = {run.name for run in plan.plan.runs}

@@ -15,7 +15,12 @@ from peerdg.paper.claims import NOT_ENOUGH, NOT_SUPPORTED, SUPPORTED, check_clai
 CLAIMS = tomllib.loads(files("peerdg.paper").joinpath("claims.toml").read_text())["claim"]
 
 
-def write(folder: Path, measure: str, rows: dict[str, Any], **figure: Any) -> None:
+EARLIER = ["erm", "ada", "m-ada", "l2d", "pden", "simde", "advst", "metacnn"]
+
+
+def write(
+    folder: Path, measure: str, rows: dict[str, Any], *, budget: str = "quick", **figure: Any
+) -> None:
     """Write an item whose rows have values by column, or one value per seed as their mean."""
     blocks = []
     for row, values in rows.items():
@@ -24,7 +29,8 @@ def write(folder: Path, measure: str, rows: dict[str, Any], **figure: Any) -> No
         blocks.append({"row": row, "ours": ours})
     panel = {"data": "digits", "measure": measure, "rows": blocks}
     number = len(list(folder.glob("T*.json"))) + 1
-    made = {"panels": [panel], "figure": {"data": "digits", **figure} if figure else {}}
+    made = {"budget": budget, "panels": [panel]}
+    made |= {"figure": {"data": "digits", **figure} if figure else {}}
     (folder / f"T{number}.json").write_text(json.dumps(made))
 
 
@@ -66,9 +72,21 @@ def test_variances_are_compared_by_their_ratio(tmp_path):
 
 
 def test_the_best_earlier_method_counts(tmp_path):
-    rows = {"peer": [60.0, 61, 60, 61, 60], "erm": [50.0] * 5, "advst": [65.0] * 5}
-    write(tmp_path, "accuracy", rows)
+    rows = {"peer": [60.0, 61, 60, 61, 60], **dict.fromkeys(EARLIER, [50.0] * 5)}
+    write(tmp_path, "accuracy", {**rows, "advst": [65.0] * 5, "pden": [69.0, 40, 40, 40, 40]})
     assert verdict(tmp_path, "than all earlier methods") == NOT_SUPPORTED
+
+
+def test_the_best_of_some_earlier_methods_proves_nothing(tmp_path):
+    write(tmp_path, "accuracy", {"peer": [60.0, 61, 60, 61, 60], "erm": [50.0] * 5})
+    assert verdict(tmp_path, "than all earlier methods") == NOT_ENOUGH
+
+
+def test_items_with_different_budgets_are_not_compared(tmp_path):
+    write(tmp_path, "accuracy", {"peer": [80.0] * 5}, budget="standard")
+    write(tmp_path, "accuracy", {"randaugment": [60.0] * 5})
+    with pytest.raises(ConfigError):
+        check_claims(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +95,7 @@ def test_the_best_earlier_method_counts(tmp_path):
         ([60.1, 59.9, 60.2, 59.8, 60], SUPPORTED),
         ([55.0, 56, 55, 56, 55], NOT_SUPPORTED),
         ([63.0, 57, 60, 61, 58], NOT_ENOUGH),
+        ([60.9, 61.1, 61.0, 61.4, 61.1], NOT_ENOUGH),  # 1.1, with the limit 1 in its interval
     ],
 )
 def test_equality_needs_intervals_within_the_tolerance(tmp_path, other, expected):

@@ -73,8 +73,9 @@ class RecordedRows:
                     member = plan.members.get(run.row)
                 if member is None:
                     continue
-                what = f"The row '{run.row}' of {visible(str(file))}"
-                _refuse_other_options(run, member, what)
+                if not by_options:
+                    what = f"The row '{run.row}' of {visible(str(file))}"
+                    _refuse_other_options(run, member, what)
                 epochs, key = member.config.train.epochs, (member.method, run.seed)
                 last = epochs if until is None else min(until, epochs)
                 if run.status != "done" or all(r["epoch"] != last for r in run.evaluations):
@@ -106,8 +107,9 @@ class RecordedRows:
 
 def _has_options(run: RunResult, member: PlannedMethod) -> bool:
     """Return whether a recorded row was trained with the options of a planned one."""
+    unnamed = replace(run, config={**run.config, "recipe": member.config.recipe})
     try:
-        _refuse_other_options(run, member, run.row)
+        _refuse_other_options(unnamed, member, run.row)
     except ConfigError:
         return False
     return True

@@ -22,6 +22,7 @@ from peerdg.methods.registry import settings_of
 from peerdg.paper.catalogue import MEAN, Item
 from peerdg.paper.cells import variance
 from peerdg.report.figures import COLORS, pyplot
+from peerdg.run.prepare import load_splits
 
 if TYPE_CHECKING:
     from peerdg.paper.run import Results
@@ -59,16 +60,19 @@ def _curves(item: Item, results: "Results", path: Path) -> dict[str, Any]:
 
 
 @cache
-def _domains(data: str, root: Path | None) -> tuple[Domain, ...]:
-    """Load the clean training images and the targets."""
-    splits = BENCHMARKS[data].load(BENCHMARKS[data].settings(), root=root)
+def _domains(results: "Results") -> tuple[Domain, ...]:
+    """Load the clean training images and the targets, with the options of the runs."""
+    if results.plan is None:
+        return ()
+    config = next(iter(results.plan.plan.members.values())).config
+    splits = load_splits(config)
     return (splits.train, *splits.targets.values())
 
 
 @cache
-def distances(data: str, root: Path | None) -> dict[str, dict[int, float]]:
+def distances(results: "Results") -> dict[str, dict[int, float]]:
     """Return ½ OTDD² between source and targets, by target and repeat."""
-    source, *targets = _domains(data, root)
+    source, *targets = _domains(results)
     values = {target.name: otdd(source, target, DISTANCE).values for target in targets}
     values[MEAN] = tuple(map(fmean, zip(*values.values(), strict=True)))
     return {name: dict(enumerate(each)) for name, each in values.items()}
@@ -77,7 +81,7 @@ def distances(data: str, root: Path | None) -> dict[str, dict[int, float]]:
 def _grid(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     """Draw the distance between the source and its augmented images, by policy."""
     policies = [RandAugment(*policy) for policy in POLICIES]
-    domains = _domains(results.data, results.root)
+    domains = _domains(results)
     analysis = analyze_otdd(domains, DISTANCE, augmentations=policies)
     analysis.save(path.with_suffix(""))
     for suffix in (".png", ".svg"):
@@ -136,6 +140,9 @@ def _open(results: "Results", row: str) -> dict[int, AnalyzedRun]:
     found = {s: AnalyzedRun(folder, root=root) for s, folder in results.folders(row).items()}
     if results.of(row) and not found:
         raise ConfigError(f"The records of {row} have no run folder with snapshots next to them.")
+    ends = {results.of(row)[0].config["train"]["epochs"], *(r.epochs[-1] for r in found.values())}
+    if len(ends) > 1:  # then they say nothing about the networks after `until` epochs
+        raise ConfigError(f"The folders of {row} end after epochs {', '.join(map(str, ends))}.")
     return found
 
 

@@ -25,6 +25,7 @@ from peerdg.models.weights import weights_file
 from peerdg.options import dotted
 from peerdg.paper.catalogue import ORACLE, Item, Panel, PaperPlan, columns, items, paper_plan
 from peerdg.paper.cells import MEASURES
+from peerdg.report.compare import require_comparable
 from peerdg.report.runs import RunResult
 from peerdg.terminal import Table, markdown_environment, one_line
 
@@ -52,11 +53,10 @@ class Results:
             return {}
         name, found = self.plan.same[row], {}
         for seed in (run.seed for run in self.of(row)):
-            here: Path | None = self.bench / "runs" / self.plan.group(row).result(seed)
-            if (name, seed) in self.recorded.results:
-                here = self.recorded.run_folder(name, seed)
-            if here is not None:
-                found[seed] = here
+            here = self.bench / "runs" / self.plan.group(row).result(seed)
+            folder = here if here.exists() else self.recorded.run_folder(name, seed)
+            if folder is not None:
+                found[seed] = folder
         return found
 
 
@@ -85,6 +85,8 @@ def run_items(
     Returns:
         Missing parts and the reasons, by item. Empty if everything was made.
     """
+    if any("source" in options.get(name, {}) for name in BENCHMARKS):
+        raise ConfigError("The paper fixes the source domain.", hint="Leave out the option source.")
     results = {}
     for name in dict.fromkeys(name for item in wanted for name in _data_of(item, data)):
         users = [item for item in wanted if name in _data_of(item, data)]
@@ -135,6 +137,8 @@ def _train(
     except (ConfigError, DataError) as error:
         return Results(data, root, bench, one_line(error))
     given = {**options, "root": None if root is None else str(root)}
+    if until is not None:
+        given.setdefault("train", {})  # no row has a schedule of its own
     plan = paper_plan(data, given, seeds=seeds, bench=bench)
     recorded = RecordedRows.read(records, plan.plan, until=until, by_options=True)
     weights = {row: _weights(plan.plan.members[plan.same[row]]) for row in rows}
@@ -157,6 +161,7 @@ def _train(
             runs |= collect_rows(stage, folder)
         finally:
             folder.close()
+    require_comparable([run for group in runs.values() for run in group])
     for row in present:
         if not runs.get(plan.same[row]):
             missing[row] = f"{row} is not trained."
@@ -223,7 +228,7 @@ def _block(panel: Panel, results: Results) -> dict[str, Any]:
             from peerdg.paper.figures import distances
 
             try:
-                ours = distances(results.data, results.root)
+                ours = distances(results)
             except PeerdgError as error:
                 reason = one_line(error)
         for run in results.of(row.row) if reason is None else ():
