@@ -13,7 +13,7 @@ their gradient in each process, and `sum_gradients` adds the parts before the op
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -34,8 +34,15 @@ _RANDOM = ("StochasticDepth", "DropPath")  # torchvision's and timm's layers tha
 # A process that waits for the first one while it decodes images must not give up.
 PATIENCE = timedelta(hours=2)
 
+_TYPES = [torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
 _divides = False  # whether encoders divide their batches
 _rows = 0  # rows of the whole batch inside an encoder that divides it, else 0
+
+
+def is_divided() -> bool:
+    """Whether this process shares a run with others now."""
+    return _divides
 
 
 def size() -> int:
@@ -57,8 +64,10 @@ def connect(device: torch.device) -> None:
 
 
 def disconnect() -> None:
-    """Leave the group at the end of the run."""
+    """Wait for all processes at the end of the run, and leave the group."""
     if dist.is_initialized():
+        with _all_present():
+            dist.barrier()
         dist.destroy_process_group()
 
 
@@ -86,6 +95,22 @@ def from_first(text: str) -> str:
         content = content if rank() == 0 else torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(content, 0)
     return content.numpy().tobytes().decode()
+
+
+def exchange(own: list[Tensor], count: int) -> list[Tensor]:
+    """Return `count` tensors of one shape. Each process has made every n-th of them."""
+    made = []
+    for number in range(count):
+        owner, place = number % size(), number // size()
+        tensor = own[place if owner == rank() else 0].contiguous()
+        kind = torch.tensor(_TYPES.index(tensor.dtype))  # it may differ between batches
+        with _all_present():
+            dist.broadcast(kind, owner)
+            if owner != rank():
+                tensor = torch.empty_like(tensor, dtype=_TYPES[int(kind)])
+            dist.broadcast(tensor, owner)
+        made.append(tensor)
+    return made
 
 
 def highest(value: int) -> int:
@@ -266,11 +291,19 @@ def whole_gradient(part: Tensor) -> Tensor:
     return add_up(part) if _divides else part
 
 
-def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Add the stored gradients of encoders' weights, in one message per type."""
+def share_gradients(parameters: Iterable[Tensor], divided: Collection[Tensor]) -> None:
+    """Add the parts of the gradients of `divided` weights, in one message per type.
+
+    All other gradients are the same in each process, except in the last bits on some devices. Their
+    mean keeps the processes equal.
+    """
     if not _divides:
         return
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    pairs = [(p, p.grad) for p in parameters if p.grad is not None]
+    for p, gradient in pairs:
+        if p not in divided:
+            gradient /= size()
+    gradients = [gradient for _, gradient in pairs]
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         same = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.reshape(-1) for gradient in same])

@@ -10,8 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def start(words: Sequence[str], *, processes: int, **changes: str) -> list[subprocess.Popen]:
-    """Start `python WORDS` with a rank each. Their output is in `stdout`."""
+def start(
+    words: Sequence[str],
+    *,
+    processes: int,
+    each: Sequence[Sequence[str]] = ((),) * 9,
+    **changes: str,
+) -> list[subprocess.Popen]:
+    """Start `python WORDS` with a rank each, and words of its own. Output is in `stdout`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -19,7 +25,7 @@ def start(words: Sequence[str], *, processes: int, **changes: str) -> list[subpr
     shared |= {"WORLD_SIZE": f"{processes}", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}"}
     return [
         subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, *words, *each[rank]],
             env={**shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}", **changes},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -144,11 +144,9 @@ def _train_run(
     distributed.require_same("images or weights", _inputs_hash(inputs))
     with run.failures_recorded():
         method = run.train(profile=profile, stop_after=stop_after)
-    distributed.disconnect()
-    deployed = method.evaluated_networks[method.deployed_name]
-    if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
-        recompute_statistics(deployed, inputs.source.clean)  # same as in its evaluation
+    deployed = _deployed(config, inputs, method)
     finish(config, folder, inputs, method, time.perf_counter() - began)
+    distributed.disconnect()
     return config, deployed
 
 
@@ -161,14 +159,23 @@ def _follow_run(
 ) -> tuple[RunConfig, Classifier]:
     """Take part in a run that process 0 has opened. Return its trained network."""
     text = distributed.from_first("")
-    if not text:
-        raise Stopped("The run is complete.", signal_number=None)
+    if not text:  # it is complete
+        return config, load_stored(RunFolder(out).model, model)[0]
     config = resolve(tomllib.loads(text))
     inputs = load_inputs(config, splits=splits, model=model)
     distributed.require_same("images or weights", _inputs_hash(inputs))
     method = Follower(config, RunFolder(out), inputs).train(stop_after=stop_after)
-    distributed.disconnect()
-    return config, method.evaluated_networks[method.deployed_name]
+    distributed.disconnect()  # once process 0 has written the model
+    return config, _deployed(config, inputs, method)
+
+
+def _deployed(config: RunConfig, inputs: Inputs, method: Method) -> Classifier:
+    """Return the deployed network with the batch statistics of its evaluation."""
+    name = method.deployed_name
+    network = method.evaluated_networks[name]
+    if config.batch_statistics == "clean" and name in method.needs_clean_statistics:
+        recompute_statistics(network, inputs.source.clean)
+    return network
 
 
 def _check_batch_size(phase: Phase) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from peerdg import distributed
 from peerdg.augment.view import RandomView
 from peerdg.data.cache import memory_budget
 from peerdg.data.domain import Domain
@@ -157,11 +158,25 @@ def epoch_batches(
     the middle of an epoch gets the same ones. `order` holds the rows of each step, and `key` is the
     epoch's position in the run.
     """
-    ahead = max(1, PIXELS_AHEAD // (len(order[0]) * source.size**2))
+    ahead = max(distributed.size(), PIXELS_AHEAD // (len(order[0]) * source.size**2))
     for first in range(start, len(order), ahead):
         rows = [indices.to(source.device) for indices in order[first : first + ahead]]
-        batches = method.prepare(
-            [source.batch(r, seed=seed, key=(*key, step)) for step, r in enumerate(rows, first)]
+        batches = _prepare(
+            method,
+            [source.batch(r, seed=seed, key=(*key, step)) for step, r in enumerate(rows, first)],
         )
         while batches:  # Popping frees memory before the next batches are prepared.
             yield rows.pop(0), batches.pop(0)
+
+
+def _prepare(method: Method, batches: list[Batch]) -> list[Batch]:
+    """Call `Method.prepare`. Processes that share the run augment the batches in turns."""
+    processes = distributed.size()
+    if not distributed.is_divided() or len(batches) < processes:
+        return method.prepare(batches)
+    own = method.prepare(batches[distributed.rank() :: processes])
+    views = [batch.augmented for batch in own if batch.augmented is not None]
+    if not views:
+        return batches
+    views = distributed.exchange(views, len(batches))
+    return [replace(batch, augmented=view) for batch, view in zip(batches, views, strict=True)]

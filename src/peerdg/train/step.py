@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from peerdg.averages.base import non_finite
-from peerdg.distributed import sum_gradients
+from peerdg.distributed import share_gradients
 from peerdg.errors import NumericalError
 from peerdg.methods.base import Batch, Terms
 from peerdg.rng import seeded
@@ -147,7 +147,7 @@ def train_step(
                 else:  # Do not accumulate gradients for the other optimizers.
                     loss.backward(inputs=_parameters(optimizer))
             with stage("exchange"):
-                sum_gradients(p for p in _parameters(optimizer) if p in state.divided)
+                share_gradients(_parameters(optimizer), state.divided)
             terms = {"loss": loss, **(terms or {})}
             with stage("finite check"):
                 guard.inspect(optimizer, rows, {n: value.detach() for n, value in terms.items()})
