@@ -182,6 +182,18 @@ def dotted(tables: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `dotted`: nest `{"train.lr": 0.1}` as `{"train": {"lr": 0.1}}`."""
+    tables: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, dot, key = name.partition(".")
+        if dot:
+            tables.setdefault(section, {})[key] = value
+        else:
+            tables[name] = value
+    return tables
+
+
 def difference(
     old: Mapping[str, Any], new: Mapping[str, Any], *, ignored: Container[str]
 ) -> list[str]:

@@ -22,13 +22,10 @@ def begun(path: Path, plan: Plan | None = None, **options) -> BenchFolder:
     """A bench with a config of each run."""
     plan = plan or planned()
     folder = BenchFolder(path)
-    folder.open(plan, **options)
-    try:
+    with folder.locked(plan, **options):
         folder.write_plan(plan)
         for planned_run in plan.runs:
             folder.begin(planned_run)
-    finally:
-        folder.close()
     return folder
 
 
@@ -55,10 +52,10 @@ def test_overwriting_is_refused_while_a_run_of_a_killed_bench_goes_on(tmp_path: 
     folder = begun(tmp_path / "bench", planned("erm"))
     run = RunFolder.open(folder.runs / "erm-0", planned("erm").runs[0].config, existing="resume")
     with pytest.raises(RunInUseError, match="erm-0 is in use"):
-        folder.open(planned("erm"), overwrite=True)
+        folder.locked(planned("erm"), overwrite=True).__enter__()
     run.close()
-    folder.open(planned("erm"), overwrite=True)
-    folder.close()
+    with folder.locked(planned("erm"), overwrite=True):
+        pass
     assert not folder.runs.exists()
 
 
@@ -77,8 +74,8 @@ def test_somebody_elses_folder_stays_as_it_is(tmp_path: Path, capsys):
 def test_overwriting_removes_what_a_bench_makes_and_nothing_else(tmp_path: Path):
     folder = begun(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    folder.open(planned(epochs=5), overwrite=True)
-    folder.close()
+    with folder.locked(planned(epochs=5), overwrite=True):
+        pass
     assert not folder.runs.exists() and not folder.plan_file.exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

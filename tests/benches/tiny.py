@@ -71,7 +71,7 @@ def bench_here(patch: pytest.MonkeyPatch):
     patch.setattr(execute, "_peerdg", lambda words, *_: command([*words], debug=False))
 
     def run(found: Plan, out: Path, **options: Any) -> Bench:
-        return run_bench(found, out, executor=SameProcess(), **options)
+        return run_bench(found, out, connect=SameProcess, **options)
 
     return run
 

@@ -41,7 +41,7 @@ class Trained:
         return command([*words], debug=False)
 
     def __call__(self, *names: str, data: str | None = "digits-mini", **options: Any):
-        how = {"options": TINY, "seeds": (0,), "executor": SameProcess(), **options}
+        how = {"options": TINY, "seeds": (0,), "connect": SameProcess, **options}
         return run_items(find_items(names), self.out, data=data, **how)
 
     def numbers(self, name: str) -> Any:
@@ -90,7 +90,7 @@ def test_records_are_reused_by_their_options_and_their_snapshots_are_drawn(train
         "other": {"method": "peer", "peer": {"w": 7.0}},
     }
     plan = make_plan({**TINY, **own}, methods=["randaugment", "mine", "other"], seeds=[0])
-    run_bench(plan, study, executor=SameProcess())
+    run_bench(plan, study, connect=SameProcess)
     trained.runs.clear()
     gaps = trained("T7", "F1", "F4", records=[study], train=False)
     assert trained.runs == []

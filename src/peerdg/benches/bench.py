@@ -3,14 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from rich.console import Console
 
-from peerdg.benches.execute import train_runs
+from peerdg.benches.execute import Connect, train_runs
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan, Study
 from peerdg.benches.rows import RecordedRows, collect_rows
@@ -46,7 +45,7 @@ def run_bench(
     train: bool = True,
     overwrite: bool = False,
     console: Console | None = None,
-    executor: Executor | None = None,
+    connect: Connect | None = None,
 ) -> Bench:
     """Train incomplete runs, and write a report on the complete ones.
 
@@ -62,7 +61,8 @@ def run_bench(
         train: Whether to train. If False, only report on complete runs.
         overwrite: Remove an existing bench first.
         console: Console for progress. Default: no output.
-        executor: Executor for the tasks. Default: `jobs` parallel processes on this machine.
+        connect: Connects to an executor for the tasks, see `peerdg.benches.executors`. Default:
+            `jobs` parallel processes on this machine.
     """
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}, but must be at least 1.")
@@ -73,13 +73,13 @@ def run_bench(
         )
     scipy_stats(), pyplot()  # fail early if they are not installed
     bench = open_bench(plan, out, until=until, records=records)
-    bench.open(plan, overwrite=overwrite)
-    try:
-        failures = {}
+    with bench.locked(plan, overwrite=overwrite):
         if train or (records and not bench.holds_bench):
             bench.write_plan(plan)
-        if train:
-            failures = train_runs(plan, bench, jobs=jobs, console=console, executor=executor)
+    failures = {}
+    if train:
+        failures = train_runs(plan, bench, jobs=jobs, console=console, connect=connect)
+    with bench.locked(plan):
         by_method = collect_rows(plan, bench)
         runs = [run for group in by_method.values() for run in group]
         if not runs and not failures:
@@ -99,8 +99,6 @@ def run_bench(
         title = title if bench.until is None else f"{title}, as of epoch {bench.until}"
         page = write_report(table, by_method, out, title=title, failures=failures, study=study)
         return Bench(table, page, failures)
-    finally:
-        bench.close()
 
 
 def open_bench(

@@ -2,8 +2,9 @@
 
 A task is a picklable call that returns an exit code, so any `concurrent.futures.Executor` can run
 it. The default is a pool of threads, each of which waits for a process on this machine. A run that
-fails or is killed does not stop the others. On a signal, all runs save their state and stop, and
-the next call continues from there.
+fails or is killed does not stop the others. A task whose run is in use by another process, or whose
+result is lost, is submitted again: a run that is complete by then ends at once. On a signal, all
+runs on this machine save their state and stop, and the next call continues from there.
 """
 
 import contextlib
@@ -12,12 +13,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -31,9 +35,9 @@ from rich.progress import (
 from rich.table import Column
 
 from peerdg.benches.folder import BenchFolder
-from peerdg.benches.plan import Plan
+from peerdg.benches.plan import Plan, PlannedRun
 from peerdg.data.decode import cores
-from peerdg.errors import PeerdgError, Stopped
+from peerdg.errors import PeerdgError, RunInUseError, Stopped
 from peerdg.files import remove, writing
 from peerdg.methods.registry import loaded_plugin
 from peerdg.report.runs import read_run
@@ -43,6 +47,8 @@ from peerdg.train.signals import stop_on_signals
 
 LOG = "log.txt"  # output of the process, in its run folder
 POLL_SECONDS = 0.5
+Connect = Callable[[], AbstractContextManager[Executor]]
+"""Opens an executor for tasks. It is called again if tasks were lost with the connection."""
 
 _processes: set["subprocess.Popen[bytes]"] = set()  # running processes of this bench
 _stopping = threading.Event()
@@ -60,11 +66,17 @@ def run_folder(
     The folder only needs a `config.toml`. The options are the same as in `peerdg resume`.
     """
     run = RunFolder(Path(folder))
-    while run.status() == "running" and not _stopping.is_set():
-        _stopping.wait(POLL_SECONDS)  # a process from a killed bench is still training it
-    options = {"--threads": threads, "--stop-after": stop_after, "--plugin": plugin}
-    flags = [f"{name}={value}" for name, value in options.items() if value is not None]
-    return _peerdg(["resume", folder, "--quiet", *flags], run.path / LOG, threads)
+    if run.status() == "running":  # another bench trains it, or a process of a killed one
+        return RunInUseError.exit_code
+    options = {"threads": threads, "stop_after": stop_after, "plugin": plugin}
+    return _peerdg(resume_command(folder, **options), run.path / LOG, threads)
+
+
+def resume_command(folder: str, **options: object) -> list[str]:
+    """Return the command that starts or continues a run, without `peerdg`."""
+    given = {name: value for name, value in options.items() if value is not None}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return ["resume", folder, "--quiet", *flags]
 
 
 def combine_folders(runs: Sequence[str], out: str, *, rule: str, outputs: str | None) -> int:
@@ -136,29 +148,34 @@ def train_runs(
     *,
     jobs: int = 1,
     console: Console | None = None,
-    executor: Executor | None = None,
+    connect: Connect | None = None,
 ) -> dict[str, str]:
     """Train all incomplete runs, then combine the runs of combinations.
 
     The arguments are the same as in `run_bench`. The result maps names to reasons for failures.
     """
-    plugin = loaded_plugin()
     runs = []
-    for run in plan.runs:
-        if not bench.is_done(run):
-            folder = bench.begin(run).absolute()
-            call = partial(
-                run_folder,
-                str(folder),
-                threads=threads_each(jobs, run.config.threads),
-                stop_after=bench.until,
-                plugin=None if plugin is None else str(plugin.path.absolute()),
-            )
-            runs.append(Task(run.name, call, folder / LOG))
-    display = BenchDisplay(plan, bench, console)
-    with ThreadPoolExecutor(jobs) as local, display.bars:
-        failures = execute(runs, executor or local, display)
-        return failures | execute(_combinations(plan, bench), executor or local, display)
+    for run, folder in incomplete_runs(plan, bench):
+        threads = threads_each(jobs, run.config.threads)
+        call = partial(run_folder, str(folder), threads=threads, **run_options(bench))
+        runs.append(Task(run.name, call, folder / LOG))
+    display, local = BenchDisplay(plan, bench, console), partial(ThreadPoolExecutor, jobs)
+    with display.bars:
+        failures = execute(runs, connect or local, display)
+        with bench.locked(plan):
+            return failures | execute(_combinations(plan, bench), connect or local, display)
+
+
+def incomplete_runs(plan: Plan, bench: BenchFolder) -> list[tuple[PlannedRun, Path]]:
+    """Create the folders of all incomplete runs, and return them."""
+    return [(run, bench.begin(run).absolute()) for run in plan.runs if not bench.is_done(run)]
+
+
+def run_options(bench: BenchFolder) -> dict[str, Any]:
+    """Return the options of `peerdg resume` that all runs of a bench share."""
+    plugin = loaded_plugin()
+    path = None if plugin is None else str(plugin.path.absolute())
+    return {"stop_after": bench.until, "plugin": path}
 
 
 def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
@@ -175,32 +192,52 @@ def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
     return tasks
 
 
-def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") -> dict[str, str]:
+def is_in_use(future: "Future[int]") -> bool:
+    """Whether a task has ended because another process has its run."""
+    return future.exception() is None and future.result() == RunInUseError.exit_code
+
+
+def execute(tasks: Sequence[Task], connect: Connect, display: "BenchDisplay") -> dict[str, str]:
     """Run the tasks, and return the reasons for failures, by name."""
     _stopping.clear()
     failures: dict[str, str] = {}
     terminated: set[subprocess.Popen[bytes]] = set()
-    pending: set[Future[int]] = set()
-    with stop_on_signals() as stop:
+    pending: dict[Future[int], Task] = {}
+    waiting = list(tasks)
+    with stop_on_signals() as stop, ExitStack() as connection:
         try:
-            futures = {executor.submit(task.call): task for task in tasks}
-            pending = set(futures)
-            while pending:
-                done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                for future in done if not stop else ():
-                    task = futures[future]
+            executor = connection.enter_context(connect())
+            while waiting or pending:
+                pending |= {executor.submit(task.call): task for task in waiting}
+                waiting, is_lost = [], False
+                for future in wait(pending, POLL_SECONDS, FIRST_COMPLETED).done:
+                    task = pending.pop(future)
+                    if stop:
+                        continue
+                    is_lost |= future.cancelled()  # with its scheduler or worker
+                    if future.cancelled() or is_in_use(future):
+                        waiting.append(task)
+                        continue
                     failure = task.failure(future)
                     if failure is not None:
                         failures[task.name] = failure
                     display.end(task.name, failure)
-                display.update(futures[future].name for future in pending if future.running())
+                display.update(task.name for task in (*pending.values(), *waiting))
                 if stop:
                     _stopping.set()
+                    waiting = []
                     for future in pending:
                         future.cancel()
                     for process in _processes - terminated:  # also those that start late
                         terminated.add(process)
                         process.terminate()
+                    if not isinstance(executor, ThreadPoolExecutor):
+                        break  # runs on other machines go on
+                elif is_lost:
+                    connection.close()
+                    executor = connection.enter_context(connect())
+                elif waiting:
+                    time.sleep(POLL_SECONDS)
         finally:  # an error, or a second Ctrl-C
             _stopping.set()
             for future in pending:
@@ -241,9 +278,9 @@ class BenchDisplay:
         self.all = self.bars.add_task("all runs", total=total, completed=sum(self.epochs.values()))
         self.rows: dict[str, TaskID] = {}
 
-    def update(self, running: Iterable[str]) -> None:
+    def update(self, started: Iterable[str]) -> None:
         """Update the progress bars of the active runs from their folders."""
-        names = [name for name in running if name in self.runs]
+        names = [name for name in started if name in self.runs and self._is_running(name)]
         for name in self.rows.keys() - names:
             self.bars.remove_task(self.rows.pop(name))
         for name in names:
@@ -253,6 +290,9 @@ class BenchDisplay:
                 self.rows[name] = self.bars.add_task(name, total=self.bench.planned_epochs(run))
             self.bars.update(self.rows[name], completed=self.epochs[name])
         self.bars.update(self.all, completed=sum(self.epochs.values()))
+
+    def _is_running(self, name: str) -> bool:
+        return RunFolder(self.bench.run_folder(self.runs[name])).status() == "running"
 
     def end(self, name: str, failure: str | None) -> None:
         """Print how a run or a combination ended."""

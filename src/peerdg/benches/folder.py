@@ -5,12 +5,14 @@
     combined/        models combined from several runs
     report.md        table, figures and records, written at the end of each call
 
-Only one process can use the folder at a time. The status of runs is read from their folders.
+Several processes can work on one bench, also on several machines with a shared disk. They lock the
+folder only to plan and to report. The lock of each run ensures that one process trains it. The
+status of runs is read from their folders.
 """
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ _OURS = (f"bench{LOCK}", f"bench{OWNER}", TEMPORARY)
 
 
 class BenchFolder:
-    """The folder of a bench. `open` locks it for this process until `close`.
+    """The folder of a bench.
 
     Args:
         path: Path of the folder.
@@ -48,8 +50,12 @@ class BenchFolder:
         self.combined = path / "combined"
         self._lock = FolderLock(path, "bench")
 
-    def open(self, plan: Plan, *, overwrite: bool = False) -> None:
-        """Lock the folder for a new or continued bench with `plan`."""
+    @contextlib.contextmanager
+    def locked(self, plan: Plan, *, overwrite: bool = False) -> Iterator[None]:
+        """Lock the folder of a new or continued bench with `plan` inside the block.
+
+        Wait if another process plans or reports. Remove the folder if no bench was started in it.
+        """
         with writing(self.path):
             if self.holds_bench:
                 refuse_links(self.path)
@@ -61,22 +67,18 @@ class BenchFolder:
                             hint="Choose a new or empty folder with --out.",
                         )
             self.path.mkdir(parents=True, exist_ok=True)
-        self._lock.acquire()
+        self._lock.acquire(wait=True)
         try:
             if overwrite:
                 self._clear()
             self.check(plan)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Unlock the folder. Remove it if no bench was started in it."""
-        keep = self.holds_bench
-        self._lock.release(keep_file=keep)
-        if not keep:
-            with contextlib.suppress(OSError):  # not empty: it existed before
-                self.path.rmdir()
+            yield
+        finally:
+            keep = self.holds_bench
+            self._lock.release(keep_file=keep)
+            if not keep:
+                with contextlib.suppress(OSError):  # not empty: it existed before
+                    self.path.rmdir()
 
     @property
     def holds_bench(self) -> bool:

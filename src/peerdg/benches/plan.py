@@ -11,6 +11,7 @@ combination has several runs per seed. A variant is a method with its own name a
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
 from peerdg.methods.registry import method_names, settings_of
-from peerdg.options import convert, did_you_mean, dotted, merge, read_toml
+from peerdg.options import convert, did_you_mean, dotted, merge, nested, read_toml
 from peerdg.run.config import RunConfig, resolve, resolve_own_data
 
 VARIANT = "variant"  # key of the table with variants
@@ -252,6 +253,58 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
     plan = Plan(members, tuple(seeds), dict(options), tuple(notes))
     _refuse_repeated("run", [run.name for run in plan.runs])
     return plan
+
+
+def sweep_rows(
+    options: Mapping[str, Any], methods: Sequence[str], sweeps: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Replace each row by one row per combination of values.
+
+    Args:
+        options: Options of all runs, and variants.
+        methods: Rows of the table.
+        sweeps: Options with their values, e.g. `peer.w=0.01,0.1,1`. Rows of other methods stay.
+
+    Returns:
+        The options with more variants, and the rows.
+    """
+    variants, rows = dict(options.get(VARIANT, {})), []
+    for row in methods:
+        table = variants.get(row, {"method": row})
+        used = [values for name, values in map(_read_sweep, sweeps) if _applies(name, table)]
+        for chosen in product(*used):
+            label = "-".join([row, *(f"{n.rpartition('.')[2]}-{text}" for n, text, _ in chosen)])
+            rows.append(label)
+            if chosen:
+                own = nested({name: value for name, _, value in chosen})
+                variants[label] = merge(table, own)
+    return {**options, **({VARIANT: variants} if variants else {})}, rows
+
+
+def _read_sweep(text: str) -> tuple[str, list[tuple[str, str, Any]]]:
+    """Parse `peer.w=0.01,1`. Return the option, and its name, text and value for each value."""
+    flag, equals, values = text.partition("=")
+    section, dot, key = flag.rpartition(".")
+    name = f"{section}{dot}{key.replace('-', '_')}"
+    try:
+        parsed = [(name, each, _toml_value(each)) for each in values.split(",") if each]
+    except tomllib.TOMLDecodeError:
+        parsed = []
+    if not (flag and equals and parsed):
+        raise ConfigError(f"Cannot read --sweep {text}.", hint="Write --sweep peer.w=0.01,0.1,1")
+    return name, parsed
+
+
+def _toml_value(text: str) -> Any:
+    is_word = re.fullmatch(r"[A-Za-z][\w-]*", text) and text not in ("true", "false", "inf", "nan")
+    return text if is_word else tomllib.loads(f"value = {text}")["value"]
+
+
+def _applies(option: str, table: Mapping[str, Any]) -> bool:
+    """Return whether an option belongs to a row, or to all rows."""
+    section, trained = option.partition(".")[0], str(table["method"])
+    recipe = RECIPES.get(trained)
+    return section not in method_names() or section == (recipe.method if recipe else trained)
 
 
 def known_methods() -> tuple[str, ...]:

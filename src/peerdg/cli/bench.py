@@ -1,11 +1,14 @@
 """`peerdg bench`: compare several methods with several seeds on the same data."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from peerdg.benches.plan import Plan, PlanFile, make_plan, read_plan_file
+from peerdg.benches.executors import dask
+from peerdg.benches.plan import Plan, PlanFile, make_plan, read_plan_file, sweep_rows
 from peerdg.cli.flags import Data, OptionalWhole, Options, Plugin, SeedList, Whole
 from peerdg.data.benchmarks import find_data
 from peerdg.errors import ConfigError, PeerdgError
@@ -25,6 +28,10 @@ def bench(
     seed: SeedList = None,
     reference: str | None = None,
     jobs: Whole = 1,
+    sweep: tuple[str, ...] = (),
+    executor: Literal["local", "dask", "slurm"] = "local",
+    scheduler: str | None = None,
+    sbatch: str = "",
     until: OptionalWhole = None,
     records: tuple[Path, ...] = (),
     train: Annotated[bool, Parameter(negative="--no-train")] = True,
@@ -46,6 +53,10 @@ def bench(
         seed: List of seeds, e.g. 3,4,5, instead of --seeds.
         reference: Method to compare the others with. Default: plain training, or the first.
         jobs: Number of runs to train at once. They share the cores.
+        sweep: Values of an option to try, e.g. peer.w=0.01,0.1,1. Each adds a row.
+        executor: Where to train: here, on a dask cluster, or as a Slurm array.
+        scheduler: Address of the dask scheduler, e.g. tcp://127.0.0.1:8786.
+        sbatch: Options for sbatch, e.g. "--partition gpu --time 1-0".
         until: Epoch to train to and compare at. A later call can continue.
         records: Folder of an earlier bench, whose rows are reused.
         train: Train incomplete runs. --no-train only reports on complete ones.
@@ -58,12 +69,14 @@ def bench(
     rows = file.methods if methods is None else [m.strip() for m in methods.split(",") if m.strip()]
     named = find_data(data) if data is not None else {}
     given = merge(file.options, options or {}, named)
+    if sweep:
+        given, rows = sweep_rows(given, rows, sweep)
     if "benchmark" not in given:
         raise ConfigError("No data was given.", hint="Name a data set or a folder of images.")
     chosen = file.seeds if seeds is None else range(max(0, seeds))
     made = make_plan(
         given,
-        methods=tuple(dict.fromkeys((*file.methods, *rows))),
+        methods=rows if sweep else tuple(dict.fromkeys((*file.methods, *rows))),
         seeds=chosen if seed is None else seed,
     ).only(rows)
     if dry_run:
@@ -73,6 +86,11 @@ def bench(
         return
     if overwrite and not train:
         raise ConfigError("--overwrite and --no-train cannot be used together.")
+    if (executor == "dask") != (scheduler is not None):
+        raise ConfigError("--executor dask and --scheduler need each other.")
+    if executor == "slurm":
+        submit_bench(made, out, until=until, records=records, options=sbatch, overwrite=overwrite)
+        return
     bench_and_report(
         made,
         out,
@@ -83,7 +101,33 @@ def bench(
         records=records,
         train=train,
         overwrite=overwrite,
+        connect=None if scheduler is None else partial(dask, scheduler),
     )
+
+
+def submit_bench(
+    plan: Plan,
+    out: Path,
+    *,
+    until: int | None,
+    records: Sequence[Path],
+    options: str,
+    overwrite: bool,
+) -> None:
+    """Submit the incomplete runs as a Slurm array."""
+    from peerdg.benches.bench import open_bench
+    from peerdg.benches.execute import incomplete_runs, resume_command, run_options
+    from peerdg.benches.executors import submit_slurm
+
+    folder = open_bench(plan, out, until=until, records=records)
+    with folder.locked(plan, overwrite=overwrite):
+        folder.write_plan(plan)
+        given = run_options(folder)
+        commands = [resume_command(str(p), **given) for _, p in incomplete_runs(plan, folder)]
+        job = submit_slurm(commands, out, options) if commands else None
+    if job is not None:
+        console.print(f"{len(commands)} runs are submitted as job {job}. When they are complete:")
+    console.print("Make the report with the same command, without --executor.")
 
 
 def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:

@@ -188,7 +188,7 @@ def _call(arguments: list[str]) -> None:
         error.verbose = False
         hint = "See `peerdg --help`."
         if isinstance(error, RepeatArgumentError) or re.search(r'"[^" ]+,[^"]*"', str(error)):
-            hint = "To try several values, list them in a plan: `peerdg bench --plan FILE`."
+            hint = "To try several values, use `peerdg bench --sweep OPTION=VALUE,VALUE`."
         raise ConfigError(str(error), hint=hint) from error
 
 

@@ -153,14 +153,11 @@ def _train(
     failures: dict[str, str] = {}
     for stage in stages:
         folder = BenchFolder(bench, until=stage.check_until(until), recorded=recorded)
-        folder.open(stage)
-        try:
-            if train:
+        if train:
+            with folder.locked(stage):
                 folder.write_plan(stage)
-                failures |= train_runs(stage, folder, **how)
-            runs |= collect_rows(stage, folder)
-        finally:
-            folder.close()
+            failures |= train_runs(stage, folder, **how)
+        runs |= collect_rows(stage, folder)
     require_comparable([run for group in runs.values() for run in group])
     for row in present:
         if not runs.get(plan.same[row]):

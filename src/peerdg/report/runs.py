@@ -39,7 +39,7 @@ from peerdg.methods.registry import (
     stored_settings,
 )
 from peerdg.models.names import OWN
-from peerdg.options import dotted, merge, to_dict
+from peerdg.options import dotted, merge, nested, to_dict
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import RunFolder, Status, read_run_config
 from peerdg.run.records import NOTHING_LEARNED
@@ -558,15 +558,3 @@ def _value(cell: str) -> Any:
         return json.loads(cell)
     except ValueError:
         return cell
-
-
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `dotted`: nest `{"train.lr": 0.1}` as `{"train": {"lr": 0.1}}`."""
-    tables: dict[str, Any] = {}
-    for name, value in flat.items():
-        section, dot, key = name.partition(".")
-        if dot:
-            tables.setdefault(section, {})[key] = value
-        else:
-            tables[name] = value
-    return tables

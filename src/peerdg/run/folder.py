@@ -63,10 +63,10 @@ class FolderLock:
         self._owner = folder / f"{name}{OWNER}"
         self._lock = FileLock(self.file, timeout=0)
 
-    def acquire(self) -> None:
-        """Take the lock and record its owner. Raise an error if another process holds it."""
+    def acquire(self, *, wait: bool = False) -> None:
+        """Take the lock and record its owner. Raise or wait if another process holds it."""
         try:
-            self._lock.acquire()
+            self._lock.acquire(timeout=-1 if wait else 0)
         except Timeout as error:
             raise RunInUseError(
                 f"{self.folder} is in use{self._describe_owner()}.",
