@@ -1,5 +1,4 @@
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
@@ -33,7 +32,6 @@ def test_distances_and_cosines_equal_those_of_the_parameter_vectors():
         networks.append(moved(networks[-1], 0.1, seed))
     result, thetas = geometry(networks), [vector(network) for network in networks]
     way = [theta - thetas[0] for theta in thetas]
-    steps = [b - a for a, b in pairwise(thetas)]
     for s in range(4):
         for t in range(4):
             expected = float((thetas[s] - thetas[t]).norm() / thetas[0].norm())
@@ -41,8 +39,6 @@ def test_distances_and_cosines_equal_those_of_the_parameter_vectors():
             if s and t:
                 expected = float(torch.cosine_similarity(way[s], way[t], 0))
                 assert result.cosine[s - 1][t - 1] == pytest.approx(expected, abs=1e-6)
-    turns = [float(torch.cosine_similarity(steps[n], steps[n + 1], 0)) for n in range(2)]
-    assert result.turn == pytest.approx(turns, abs=1e-6)
 
 
 def test_layers_are_modules_with_weight_and_bias_and_statistics_do_not_count():
@@ -61,7 +57,7 @@ def test_layers_are_modules_with_weight_and_bias_and_statistics_do_not_count():
 def test_a_network_that_does_not_move_has_distance_and_cosine_zero():
     result = geometry([tiny_classifier()] * 3)
     assert result.distance == [[0.0] * 3] * 3
-    assert result.cosine == [[0.0] * 2] * 2 and result.turn == [0.0]
+    assert result.cosine == [[0.0] * 2] * 2
 
 
 def test_churn_is_the_share_of_changed_predictions():

@@ -35,8 +35,8 @@ TYPOS = {
     "--peer.k 1.5": (["train", "digits-mini", "--peer.k", "1.5"], "whole number"),
     "--train.lr fast": (["train", "digits-mini", "--train.lr", "fast"], "float"),
     "--seed": (["train", "digits-mini", "--seed"], "--seed"),
-    "--peer.w 0.01,0.1": (["train", "digits-mini", "--peer.w", "0.01,0.1"], "bench --plan"),
-    "--peer.w twice": (["train", "digits-mini", "--peer.w=1", "--peer.w=2"], "bench --plan"),
+    "--peer.w 0.01,0.1": (["train", "digits-mini", "--peer.w", "0.01,0.1"], "bench --sweep"),
+    "--peer.w twice": (["train", "digits-mini", "--peer.w=1", "--peer.w=2"], "bench --sweep"),
     # ranges
     "--peer.k 0": (["train", "digits-mini", "--peer.k", "0"], "at least 1"),
     "--train.lr 0": (["train", "digits-mini", "--train.lr", "0"], "greater than 0"),

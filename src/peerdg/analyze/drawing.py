@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,13 @@ def heat_map(
     labels = [visible(str(name)) for name in names]
     axis.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
     axis.set_yticks(range(len(labels)), labels, fontsize=8)
-    axis.set_title(visible(title), fontsize=9, parse_math=False)
+    axis.set_title("\n".join(wrap(visible(title), 38)), fontsize=9, parse_math=False)
+    digits = ".2f" if limits[1] >= 0.1 else ".1g"
     for row, column in np.ndindex(values.shape):
         if row == column or not only_diagonal:
             red, green, blue, _ = image.cmap(image.norm(values[row, column]))
             color = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
-            text = f"{values[row, column]:.2f}"
+            text = f"{values[row, column]:{digits}}"
             axis.text(column, row, text, size=6.5, ha="center", va="center", color=color)
     return image
 
@@ -50,11 +52,13 @@ def heat_map(
 def curves(axis: Any, x: Sequence[float], lines: Mapping[str, Sequence[float]], label: str) -> None:
     """Draw a line for each name, or an evenly spaced subset if there are more lines than colors."""
     for number, name in enumerate(list(lines)[:: -(-len(lines) // len(COLORS))]):
-        style = ("-", "--", ":")[number % 3]
-        axis.plot(x, lines[name], style, color=COLORS[number], label=visible(name))
+        style, short = ("-", "--", ":", "-.")[number % 4], name[-20:]  # the last layers differ
+        marker = {"marker": "os^Dv"[number % 5], "ms": 3} if len(x) < 16 else {}
+        axis.plot(x, lines[name], style, color=COLORS[number], label=visible(short), **marker)
     axis.set_ylabel(label, fontsize=9)
     axis.grid(alpha=0.25)
-    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, "frameon": False}
+    columns = max(1, min(4, 44 // (4 + max((len(each) for each in lines), default=1))))
+    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": columns, "frameon": False}
     for text in axis.legend(fontsize=7, columnspacing=0.8, handlelength=1.6, **above).get_texts():
         text.set_parse_math(False)  # a dollar sign in a name must not start a formula
 

@@ -33,7 +33,6 @@ class Geometry:
     layers: dict[str, list[float]]  # ‖θ_t - θ_0‖ / ‖θ_0‖ of each layer
     distance: list[list[float]]  # ‖θ_s - θ_t‖ / ‖θ_0‖
     cosine: list[list[float]]  # cosine of θ_s - θ_0 and θ_t - θ_0, from θ_1 on
-    turn: list[float]  # cosine of θ_t - θ_{t-1} and θ_{t+1} - θ_t, from θ_1 on
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,12 @@ def geometry(networks: Sequence[Classifier]) -> Geometry:
     gram = sum(grams.values(), torch.zeros(()))
     squares = gram.diagonal()
     distance = (squares[:, None] + squares - 2 * gram).clamp(min=0).sqrt()
-    steps = torch.eye(len(gram), dtype=gram.dtype).diff(dim=0)  # rows θ_{t+1} - θ_t
     return Geometry(
         layers={
             layer: (each.diagonal() / norms[layer]).sqrt().tolist() for layer, each in grams.items()
         },
         distance=(distance / sum(norms.values()) ** 0.5).tolist(),
         cosine=_cosines(gram[1:, 1:]).tolist(),
-        turn=_cosines(steps @ gram @ steps.T).diagonal(1).tolist(),
     )
 
 
@@ -188,8 +185,9 @@ def draw_drift(result: Drift, file: Path, *, title: str) -> None:
     axes[1, 1].set_visible(result.forgetting is not None)
     if result.forgetting is not None:
         curves(axes[1, 1], epochs[1:], {"probe": result.forgetting}, "forgetting, points")
-    for axis in axes[:, :2].flat:
+    for axis in axes.flat:
         axis.set_xlabel("epoch", fontsize=9)
+        axis.locator_params(axis="x", integer=True)
     limits = (0.0, max(map(max, geometry.distance)))
     heat_map(axes[0, 2], geometry.distance, epochs, "relative distance of snapshots", limits)
     heat_map(axes[1, 2], geometry.cosine, epochs[1:], "cosine of displacements from the start")

@@ -292,12 +292,14 @@ def _draw_matrix(axis: Any, analysis: Analysis) -> None:
         for row, column in permutations(map(names.index, (pair.first, pair.second))):
             matrix[row, column] = pair.mean
             color = "white" if pair.mean > 0.6 * largest else "black"
-            place = {"ha": "center", "va": "center", "color": color}
-            axis.text(column, row, spread(pair.values), **place)
+            place = {"ha": "center", "va": "center", "color": color, "fontsize": 8}
+            axis.text(column, row, spread(pair.values, digits=0).replace(" ", "\n", 1), **place)
     image = axis.imshow(matrix, cmap="Blues", vmin=0)
     labels = [visible(name) for name in names]
     axis.set_xticks(range(len(names)), labels, parse_math=False)
     axis.set_yticks(range(len(names)), labels, parse_math=False)
+    axis.tick_params(axis="x", rotation=30)
+    axis.set_title(analysis.facts["features"], fontsize=9, parse_math=False)
     axis.figure.colorbar(image, ax=axis, label=UNIT)
 
 
@@ -309,10 +311,13 @@ def _draw_grid(axis: Any, analysis: Analysis) -> None:
         mean, std = np.array([d.mean for d in row]), np.array([d.std for d in row])
         axis.plot(magnitudes, mean, color=color, marker=marker, label=f"num_ops {k}")
         axis.fill_between(magnitudes, mean - std, mean + std, color=color, alpha=0.2, lw=0)
-    for pair in analysis.pairs:
+    top = max(each.mean for each in analysis.distances)
+    place = {"xycoords": ("axes fraction", "data"), "va": "center", "parse_math": False}
+    lowest = -1.0
+    for pair in sorted(analysis.pairs, key=lambda pair: pair.mean):
         axis.axhline(pair.mean, color="#595959", lw=1, ls="--")
-        place = {"xycoords": ("axes fraction", "data"), "va": "center", "parse_math": False}
-        axis.annotate(visible(pair.second), (1.01, pair.mean), **place)
+        lowest = max(pair.mean, lowest + 0.05 * top)  # labels must not overlap
+        axis.annotate(visible(pair.second), (1.01, lowest), **place)
     axis.set(xlabel="magnitude", ylabel=UNIT)
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.25)

@@ -21,7 +21,7 @@ from peerdg.methods.registry import model_options_of
 from peerdg.models.names import is_weights_file
 from peerdg.models.stored import read_description
 from peerdg.options import difference
-from peerdg.report.runs import RunResult, as_of, load_runs, read_run
+from peerdg.report.runs import RECORDS, RunResult, as_of, load_runs, read_run
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.terminal import visible
 
@@ -63,6 +63,9 @@ class RecordedRows:
         results: dict[tuple[str, int], RunResult] = {}
         benches: dict[tuple[str, int], Path] = {}
         for file in files:
+            if not (file if file.is_file() else file / RECORDS).is_file():
+                hint = "Name the folder of `peerdg bench --out`."
+                raise ConfigError(f"{visible(str(file))} has no {RECORDS}.", hint=hint)
             for run in load_runs(file):
                 if run.seed not in plan.seeds:
                     continue

@@ -1,7 +1,6 @@
 """`peerdg analyze`: compare data sets, networks and snapshots."""
 
 import contextlib
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -115,7 +114,9 @@ def _read(data: tuple[str, ...], root: Path | None) -> "list[Domain]":
             free = f"{Path(name).name}-{domain.name}" if domain.name in domains else domain.name
             domains[free] = replace(domain, name=free)
             if domain.skipped:
-                text = f"'{free}': {len(domain.skipped)} files cannot be decoded and are left out."
+                first, rest = domain.skipped[0].path, len(domain.skipped) - 1
+                more = f" and {rest} more" if rest else ""
+                text = f"'{free}': {first}{more} cannot be decoded. Left out."
                 warnings.warn(text, PeerdgWarning, stacklevel=2)
     return list(domains.values())
 
@@ -226,11 +227,13 @@ def connectivity_analyze(
             )
     flat = [(run, *pair, path) for run, pairs in found.items() for pair, path in pairs.items()]
     lines = [
-        [f"{run}: {a}, {b}", domain, *(f"{value:.3f}" for value in path.summary(domain).values())]
+        [f"{run}: {a}, {b}: {domain}", *(f"{value:.2f}" for value in path.summary(domain).values())]
         for run, a, b, path in flat
         for domain in path.accuracy
     ]
-    console.print(Table(["path", "domain", *flat[0][-1].target_mean], lines))
+    measures = [name.replace("_", " ") for name in flat[0][-1].target_mean]
+    console.print(Table(["path and domain", *measures], lines))
+    console.print("Gain and error barriers are in points of accuracy.")
     file = _figure(output, runs[0], "connectivity")
     draw = draw_paths if all(len(pairs) == 1 for pairs in found.values()) else draw_pairs
     draw(_short(found), file)
@@ -269,15 +272,16 @@ def drift_analyze(
 
     with _opened(root, device) as (run_of, _):
         result = drift(run_of(run), epochs=epochs, max_images=max_images)
-    rows = zip(
-        *(result.epochs[1:], result.geometry.distance[0][1:]),
-        *result.churn.values(),
-        result.forgetting or [math.nan] * len(result.epochs[1:]),
-        strict=True,
-    )
-    columns = ["epoch", "distance", *(f"churn {name}" for name in result.churn), "forgetting"]
-    lines = [[f"{epoch}", *(f"{value:.3f}" for value in values)] for epoch, *values in rows]
-    console.print(Table(columns, lines))
+    columns = {"distance": result.geometry.distance[0][1:]}
+    columns |= {f"churn {name}": values for name, values in result.churn.items()}
+    if result.forgetting is not None:
+        columns["forgetting"] = result.forgetting
+    lines = [
+        [f"{epoch}", f"{distance:.3g}", *(f"{value:.1f}" for value in values)]
+        for epoch, distance, *values in zip(result.epochs[1:], *columns.values(), strict=True)
+    ]
+    console.print(Table(["epoch", *columns], lines))
+    console.print("Distance is relative to the weights. Churn and forgetting are in percent.")
     path = _figure(output, run, "drift")
     draw_drift(result, path, title=f"Drift of {Path(run).name}")
     _write(path, asdict(result))

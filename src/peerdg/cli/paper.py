@@ -7,10 +7,10 @@ from cyclopts import Parameter
 
 from peerdg.benches.plan import SEEDS, VARIANT
 from peerdg.cli.flags import OptionalWhole, Options, SeedList, Whole
-from peerdg.data.benchmarks import PUBLISHED, no_such_data
+from peerdg.data.benchmarks import PUBLISHED
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import replace_atomically
-from peerdg.options import dotted
+from peerdg.options import did_you_mean, dotted
 from peerdg.paper.catalogue import columns, find_items, items, paper_plan
 from peerdg.run.presets import BUDGETS
 from peerdg.terminal import Table, console, error_console
@@ -81,7 +81,7 @@ def run_paper(
     jobs: Whole = 2,
     until: OptionalWhole = None,
     records: tuple[Path, ...] = (),
-    train: bool = True,
+    train: Annotated[bool, Parameter(negative="--no-train")] = True,
     options: Options = None,
 ) -> None:
     """Train the missing runs of some items, and write our values next to the published ones.
@@ -101,15 +101,20 @@ def run_paper(
         records: Folder of an earlier bench. Rows with the same options are reused.
         train: Train missing runs. --no-train only uses complete ones.
     """
+    from peerdg.evaluate.statistics import MIN_SEEDS
     from peerdg.paper.run import run_items
 
     if not item:
         raise ConfigError("No item was given.", hint="Name some, e.g. T2, or use `all`.")
     if data is not None and data not in PUBLISHED:
-        raise no_such_data(data)
+        raise ConfigError(
+            f"`paper run` needs a data set with published values, not '{data}'.",
+            hint=f"{did_you_mean(data, PUBLISHED)} --root names the folder with its files.",
+        )
     given = {"budget": BUDGETS[0], **(options or {})}
     root = given.pop("root", None)
-    count = seeds or (QUICK_SEEDS if given["budget"] == BUDGETS[0] else SEEDS)
+    usual = QUICK_SEEDS if given["budget"] == BUDGETS[0] else SEEDS
+    count = usual if seeds is None else max(0, seeds)
     wanted = find_items(item)
     gaps = run_items(
         wanted,
@@ -127,6 +132,8 @@ def run_paper(
     for name, reason in gaps.items():
         console.print(f"{name}: not available: {reason}")
     console.print(f"Index: {out / 'README.md'}")
+    if len(range(count) if seed is None else seed) < MIN_SEEDS:
+        console.print(f"`peerdg paper claims` needs {MIN_SEEDS} seeds for a verdict (--seeds).")
     if len(gaps) == len(wanted):
         raise DataError("No item is complete.", hint="See the reasons above.")
 

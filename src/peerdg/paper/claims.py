@@ -1,9 +1,7 @@
-"""Check the claims of the paper, listed in `claims.toml`, against the runs.
+"""Check the claims of the paper, listed in `claims.toml`, against the runs: see docs/paper.md.
 
-A claim compares rows. Each seed gives one difference, and Student's 95 % interval of their mean
-decides. A claim is supported if the interval is on its side of 0, and not supported if it is on the
-other side. If the interval contains 0, or there are fewer than five seeds, there is not enough
-data. Variances are compared by the logarithm of their ratio. Distances between data sets need no
+Each seed gives one difference between two rows, and Student's 95 % interval of their mean decides.
+Variances are compared by the logarithm of their ratio. Distances between data sets need no
 training, so they have random samples of images instead of seeds.
 """
 
@@ -126,7 +124,7 @@ def _verdict(
 ) -> tuple[str, str]:
     found = paired_difference(by_seed, dict.fromkeys(by_seed, 0.0))
     if found is None:
-        return NOT_ENOUGH, f"{what}: no runs"
+        return NOT_ENOUGH, f"{what}: no values"
     agree = sum(value * sign > 0 for value in by_seed.values())
     text = f"{what}: {_text(found, is_ratio)}, as claimed in {agree} of {found.n} {unit}"
     if found.margin is None:

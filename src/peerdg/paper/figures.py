@@ -56,9 +56,6 @@ def _curves(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     return {"variance": variances}
 
 
-# Distances.
-
-
 @cache
 def _domains(results: "Results") -> tuple[Domain, ...]:
     """Load the clean training images and the targets, with the options of the runs."""
@@ -96,11 +93,8 @@ def _grid(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     return {"grid": grid, "strength": strength}
 
 
-# Networks of the runs. All seeds count, and the first one is drawn.
-
-
 def _paths(item: Item, results: "Results", path: Path) -> dict[str, Any]:
-    """Draw the accuracy between the first and a late snapshot of the proxy."""
+    """Draw the accuracy between the first and a late snapshot. All seeds count, one is drawn."""
     drawn: dict[str, dict[tuple[str, str], LinearPath]] = {}
     gains: dict[str, dict[int, float]] = {}
     for row in item.methods:
@@ -137,7 +131,8 @@ def _similarity(item: Item, results: "Results", path: Path) -> dict[str, Any]:
 def _open(results: "Results", row: str) -> dict[int, AnalyzedRun]:
     """Open the runs of a row, by seed."""
     root = None if results.root is None else str(results.root)
-    found = {s: AnalyzedRun(folder, root=root) for s, folder in results.folders(row).items()}
+    opened = {s: AnalyzedRun(folder, root=root) for s, folder in results.folders(row).items()}
+    found = {seed: run for seed, run in opened.items() if run.epochs}
     if results.of(row) and not found:
         raise ConfigError(f"The records of {row} have no run folder with snapshots next to them.")
     ends = {results.of(row)[0].config["train"]["epochs"], *(r.epochs[-1] for r in found.values())}

@@ -1,11 +1,9 @@
 """Make tables and figures of the paper: train missing runs, and write our values.
 
-DIR/README.md                  one line per item
-DIR/T2.md, DIR/T2.json         an item, and its numbers by seed
-DIR/F1.png, DIR/F1.svg         a figure
-DIR/runs/digits-mini-quick/    the bench that all items on this data set and budget share
+docs/paper.md describes the files. All items on a data set and budget share one bench.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -93,9 +91,9 @@ def run_items(
         rows = dict.fromkeys(row for item in users for row in item.rows(name))
         bench = out / "runs" / f"{name}-{options['budget']}"
         results[name] = _train(name, rows, bench, root, options, seeds, **how)
-    given = {name: value for name, value in dotted(options).items() if name != "budget"}
-    given |= {"until": how["until"]} if how.get("until") else {}
-    budget = ", ".join([options["budget"], *(f"{name} = {value}" for name, value in given.items())])
+    given = dotted({**options, "until": how.get("until")})
+    stated = [f"{n} = {v}" for n, v in given.items() if n != "budget" and v is not None]
+    budget = ", ".join([options["budget"], *stated])
     gaps = {}
     for item in wanted:
         made = _make(item, [results[name] for name in _data_of(item, data)], out)
@@ -235,7 +233,10 @@ def _block(panel: Panel, results: Results) -> dict[str, Any]:
                 ours.setdefault(column, {})[run.seed] = value
         paper = row.published if is_other else {results.data: row.published[results.data]}
         name = f"{row.row}:trained" if row.trained else row.row
-        rows.append({"label": row.label, "row": name, "ours": ours, "paper": paper})
+        label = row.label + " (inert)" * any(run.inert for run in results.of(row.row))
+        if results.of(row.row) and not ours:
+            missing[f"{row.row} has too few evaluations."] = None
+        rows.append({"label": label, "row": name, "ours": ours, "paper": paper})
     present = {column for row in rows for column in row["ours"]}
     absent = [name for name in columns(panel.measure, results.data) if name not in present]
     return {
@@ -280,7 +281,8 @@ def _write_index(out: Path) -> None:
             state = "; ".join(made["missing"]) or "complete"
             lines.append([name, item.title, made["budget"], f"{len(made['seeds'])}", state])
     table = Table(["item", "title", "budget", "seeds", "state"], lines)
-    _write(out / "README.md", f"# Tables and figures of the PEER paper\n\n{table.markdown()}")
+    text = re.sub(r"^\| (\w\d+) ", r"| [\1](\1.md) ", table.markdown(), flags=re.MULTILINE)
+    _write(out / "README.md", f"# Tables and figures of the PEER paper\n\n{text}")
 
 
 def _write(path: Path, text: str) -> None:
