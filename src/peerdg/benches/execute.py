@@ -197,7 +197,9 @@ def is_in_use(future: "Future[int]") -> bool:
     return future.exception() is None and future.result() == RunInUseError.exit_code
 
 
-def execute(tasks: Sequence[Task], connect: Connect, display: "BenchDisplay") -> dict[str, str]:
+def execute(
+    tasks: Sequence[Task], connect: Connect, display: "BenchDisplay | None" = None
+) -> dict[str, str]:
     """Run the tasks, and return the reasons for failures, by name."""
     _stopping.clear()
     failures: dict[str, str] = {}
@@ -221,8 +223,10 @@ def execute(tasks: Sequence[Task], connect: Connect, display: "BenchDisplay") ->
                     failure = task.failure(future)
                     if failure is not None:
                         failures[task.name] = failure
-                    display.end(task.name, failure)
-                display.update(task.name for task in (*pending.values(), *waiting))
+                    if display is not None:
+                        display.end(task.name, failure)
+                if display is not None:
+                    display.update(task.name for task in (*pending.values(), *waiting))
                 if stop:
                     _stopping.set()
                     waiting = []

@@ -27,6 +27,7 @@ COMMANDS = {
     "demo": "Train three methods on small digits, and compare them.",
     "train": "Train a method on one labeled domain.",
     "bench": "Train several methods with several seeds, and compare them.",
+    "tune": "Search good options of a method by source images.",
     "resume": "Continue an interrupted run.",
     "evaluate": "Evaluate a trained model on other images, in detail.",
     "predict": "Predict the classes and probabilities of images.",
@@ -54,7 +55,13 @@ GROUPS = {
     "data": "List, show, verify and prepare data sets.",
     "paper": "Make the tables and figures of the PEER paper.",
 }
-WITH_OPTIONS = ("train", "bench", "config", "paper run")  # commands that take the options of a run
+WITH_OPTIONS = (
+    "train",
+    "bench",
+    "tune",
+    "config",
+    "paper run",
+)  # commands that take the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a full or failing disk
 
