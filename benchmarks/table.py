@@ -17,6 +17,7 @@ NAMES = (
     "startup",
     "scaling",
     "folder",
+    "processes",
 )
 
 

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from peerdg.benches.execute import LOG, POLL_SECONDS, Task, execute, run_folder
@@ -271,6 +272,9 @@ def draw_search(study: "Study", space: Space, rule: str, path: Path) -> None:
         axis.scatter([best], [study.best_value], marker="*", color=COLORS[1], s=120, zorder=3)
         if space[name].log:
             axis.set_xscale("log")
+            axis.minorticks_off()
+            ticks = np.geomspace(space[name].low, space[name].high, 4)
+            axis.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
         importance = f" (importance {share[name]:.0%})" if name in share else ""
         axis.set_xlabel(f"{name}{importance}", fontsize=9)
         axis.grid(alpha=0.25)

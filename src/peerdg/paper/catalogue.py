@@ -172,7 +172,7 @@ def paper_plan(
         changes = [table.get("on", {}).get(key, {}) for key in (data, budget, f"{data}-{budget}")]
         layers = [table.get(VARIANT, {}), *(change.get(VARIANT, {}) for change in changes)]
         variants = merge(variants, *layers)
-    if "train" in options:  # a row with a schedule of its own would be trained for another time
+    if "train" in options:  # a row with its own schedule would be trained for another time
         variants = {n: {k: v for k, v in o.items() if k != "train"} for n, o in variants.items()}
     for name, own in variants.items():
         if own.get("teacher", {}).get("model") == ORACLE:

@@ -136,7 +136,7 @@ def _train(
         return Results(data, root, bench, one_line(error))
     given = {**options, "root": None if root is None else str(root)}
     if until is not None:
-        given.setdefault("train", {})  # no row has a schedule of its own
+        given.setdefault("train", {})  # all rows have the same schedule
     plan = paper_plan(data, given, seeds=seeds, bench=bench)
     recorded = RecordedRows.read(records, plan.plan, until=until, by_options=True)
     weights = {row: _weights(plan.plan.members[plan.same[row]]) for row in rows}
