@@ -142,9 +142,10 @@ def draw_paths(runs: Mapping[str, Pairs], file: Path) -> None:
         (((a, b), path),) = pairs.items()
         curves(above, path.alphas, path.accuracy, "accuracy %")
         curves(below, path.alphas, path.loss, "loss")
-        above.set_title(visible(run)[-40:], fontsize=9, parse_math=False, pad=24)
         for axis in (above, below):
-            label = f"α, from {visible(b)[-20:]} (0) to {visible(a)[-20:]} (1)"
+            label = (
+                f"{visible(run)[-20:]}: α, from {visible(b)[-12:]} (0) to {visible(a)[-12:]} (1)"
+            )
             axis.set_xlabel(label, fontsize=9, parse_math=False)
     save(figure, file)
 

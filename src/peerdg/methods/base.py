@@ -91,6 +91,11 @@ class MethodSettings:
         """Phase before which `Method.adapt` changes the network. None if it never does."""
         return None
 
+    @property
+    def caution(self) -> str | None:
+        """A warning about these options, from our studies. Shown when a run starts."""
+        return None
+
     def check_images(self, side: int) -> None:
         """Raise a `ConfigError` if an option does not work for images of `side` pixels."""
 

@@ -50,7 +50,7 @@ def _curves(item: Item, results: "Results", path: Path) -> dict[str, Any]:
         lines[row] = [first.mean(epoch, first.targets) for epoch in first.accuracy]
         values = {run.seed: variance(run, run.deployed) for run in runs}
         variances[row] = {seed: each[MEAN] for seed, each in values.items() if each}
-    curves(axes[0, 0], list(first.accuracy), lines, f"accuracy %, mean of {results.data}'s targets")
+    curves(axes[0, 0], list(first.accuracy), lines, f"target mean on {results.data}, %")
     axes[0, 0].set_xlabel(f"epoch, seed {runs[0].seed}")
     save(figure, path)
     return {"variance": variances}

@@ -279,7 +279,8 @@ def _write_index(out: Path) -> None:
         if (out / f"{name}.json").is_file():
             made = read_json(out / f"{name}.json")
             state = "; ".join(made["missing"]) or "complete"
-            lines.append([name, item.title, made["budget"], f"{len(made['seeds'])}", state])
+            budget = made["budget"].partition(",")[0]  # the pages have the other options
+            lines.append([name, item.title, budget, f"{len(made['seeds'])}", state])
     table = Table(["item", "title", "budget", "seeds", "state"], lines)
     text = re.sub(r"^\| (\w\d+) ", r"| [\1](\1.md) ", table.markdown(), flags=re.MULTILINE)
     _write(out / "README.md", f"# Tables and figures of the PEER paper\n\n{text}")

@@ -326,6 +326,8 @@ def notes(config: RunConfig) -> list[str]:
             "--select crafted-val: in our studies crafted validation ordered settings well on "
             "digits (rank correlation 0.9), but wrongly on photos (-0.6)."
         )
+    if config.method_settings.caution is not None:
+        messages.append(config.method_settings.caution)
     if config.oracle:
         messages.append(
             "This run is an oracle: it trains on the targets that it is evaluated on. It is marked "
