@@ -29,7 +29,7 @@ def test_whatever_the_images_the_choices_make_a_run_without_surprises(side):
         for method in ("erm", "randaugment", "peer"):
             given = {"benchmark": "own-data", "method": method, "budget": budget}
             config = resolve(given, choices=choices)
-            assert notes(config) == []
+            assert notes(config) == [text for text in [config.method_settings.caution] if text]
             assert config.train.batch_size <= max(2, images // 4)
             assert config.backbone == ("digits-cnn" if side <= 48 else "resnet18")
             assert config.transform.size == (32 if side <= 48 else 224)

@@ -22,7 +22,9 @@ def test_every_preset_resolves_for_every_method_and_repeats_itself(data, tmp_pat
         file.write_text(config.toml())
         assert resolve(read_toml(file)) == config
         assert resolve(read_toml(file)).hash == config.hash
-        assert notes(config) == []
+        assert notes(config) == [text for text in [config.method_settings.caution] if text]
+        is_strong = method == "peer" and budget == "paper"
+        assert (config.method_settings.caution is not None) == is_strong
 
 
 def test_every_value_of_a_preset_names_its_origin():

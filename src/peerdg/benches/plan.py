@@ -291,7 +291,9 @@ def _read_sweep(text: str) -> tuple[str, list[tuple[str, str, Any]]]:
     except tomllib.TOMLDecodeError:
         parsed = []
     if not (flag and equals and parsed):
-        raise ConfigError(f"Cannot read --sweep {text}.", hint="Write --sweep peer.w=0.01,0.1,1")
+        raise ConfigError(
+            f"Cannot read --sweep {text}.", hint="Write for example --sweep train.lr=0.001,0.01"
+        )
     return name, parsed
 
 
