@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.prepare import check_fit
 from peerdg.run.run import MIN_STEPS_TO_LEARN, space_needed
 from peerdg.stages import REST, write_profile
+from peerdg.train import source
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.reliability.photo_run import photo_run
 
 EPOCHS = 3
 
@@ -58,6 +61,18 @@ def test_a_network_that_cannot_take_the_images_is_left_in_the_mode_it_was_in():
     with pytest.raises(DataError, match="fails on the 12 x 12 images"):
         check_fit(model, tiny_splits(), 12)
     assert all(part.training for part in model.modules())
+
+
+def test_a_run_on_mapped_images_is_bitwise_the_same(tmp_path: Path, monkeypatch: Any):
+    """Images that exceed the memory budget stay on disk and are read ahead."""
+    normal = photo_run(tmp_path / "normal", "--transform.crop", "0.5", "1")
+    read_ahead = Mock(wraps=source.in_parallel)
+    monkeypatch.setattr(source, "in_parallel", read_ahead)
+    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", "1KB")
+    mapped = photo_run(tmp_path / "mapped", "--transform.crop", "0.5", "1")
+    assert read_ahead.called
+    weights = [(run / "model/model.safetensors").read_bytes() for run in (normal, mapped)]
+    assert weights[0] == weights[1]
 
 
 def one_sided_splits() -> Splits:

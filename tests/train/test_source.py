@@ -1,3 +1,4 @@
+import threading
 from itertools import combinations
 
 import pytest
@@ -95,9 +96,13 @@ def method(request):
     return request.param(tiny_classifier(), augment=Policy(seed=1))
 
 
+@pytest.mark.parametrize("budget", ["1GB", "1KB"])
 @pytest.mark.parametrize("ahead", [1, 4, 100])
-def test_a_batch_does_not_depend_on_those_prepared_with_it(method, ahead, monkeypatch):
+def test_a_batch_does_not_depend_on_those_prepared_with_it(method, ahead, budget, monkeypatch):
+    """Neither on whether it is read ahead, because the images do not fit into memory."""
+    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", budget)
     source = Source(tiny_domain())
+    assert source.reads_ahead == (budget == "1KB")
     monkeypatch.setattr("peerdg.train.source.PIXELS_AHEAD", ahead * 4 * source.size**2)
     for start in range(len(ORDER)):
         for step, (rows, batch) in enumerate(epoch(method, start=start), start):
@@ -146,3 +151,27 @@ def test_several_steps_of_small_images_and_one_of_photos_are_prepared_at_once(me
 
 def test_no_batch_is_left_after_a_complete_epoch(method):
     assert epoch(method, start=len(ORDER)) == []
+
+
+def test_reading_ahead_ends_with_the_epoch(monkeypatch):
+    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", "1KB")
+    before = threading.active_count()
+    batches = epoch_batches(
+        AugmentedERM(tiny_classifier()), Source(tiny_domain()), ORDER, start=0, seed=0, key=()
+    )
+    next(batches)
+    batches.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_images_that_do_not_fit_on_a_device_are_sent_batch_by_batch(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1000, 1000))
+    domain, rows = tiny_domain(), torch.tensor([3, 11, 3])
+    source = Source(domain, device=torch.device("cuda"))
+    seen = source.batch(rows.cuda(), seed=0, key=())
+    assert not source.domain.images.is_cuda
+    assert seen.images.is_cuda
+    assert torch.equal(seen.images.cpu(), domain.images[rows])
+    for chosen, images in source.clean.chunks():
+        assert torch.equal(images.cpu(), domain.images[chosen.cpu()])

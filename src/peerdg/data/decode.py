@@ -102,9 +102,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
-def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
+def in_parallel(
+    task: Callable[[A], B], items: Iterable[A], *, workers: int | None = None
+) -> Generator[B, None, None]:
     """Run `task` on items in threads and yield results in order, only a few items ahead."""
-    workers = cores()
+    workers = workers or cores()
     ahead: deque[Future[B]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
     try:

@@ -82,4 +82,4 @@ class ADA(PoolMethod):
             rows = torch.randperm(everything)[:source].sort().values
         else:
             rows = torch.arange(everything if self.settings.perturb == "pool" else source)
-        return rows.to(self.pool.images.device)
+        return rows.to(self.pool.device)

@@ -148,7 +148,7 @@ class AdvST(PoolMethod):
         if not self.settings.makes_images(epoch):
             return EpochResult()
         # Shuffle, because images may be stored by class. Each chain should see all classes.
-        rows = torch.randperm(len(self.pool.images)).to(self.pool.images.device)
+        rows = torch.randperm(len(self.pool.images)).to(self.pool.device)
         made, labels, ascents = [], [], []
         with in_eval_mode(self.model):
             for part in iterate(rows.split(self.settings.batch_size), "maximizing"):

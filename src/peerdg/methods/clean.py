@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
 from peerdg.augment.view import resize
+from peerdg.data.domain import take
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.long_work import iterate
 from peerdg.models.classifier import images_per_pass
@@ -72,9 +73,9 @@ class CleanImages:
     gradients, which need less memory than training.
 
     Args:
-        images: All training images, stored in any order.
+        images: All training images, stored in any order and on any device.
         size: Side to resize images to. None keeps their size.
-        labels: Class indices of the images, needed for `labeled`.
+        labels: Class indices of the images, on the device to train on. Needed for `labeled`.
     """
 
     def __init__(
@@ -95,15 +96,14 @@ class CleanImages:
         largest = images_per_pass(min(side, 256))
         chunks = min(-(-count // largest), count // 2)
         order = torch.randperm(count, generator=generator_for(0, "clean"), device="cpu")
+        device = images.device if labels is None else labels.device
         # Rows are sorted within a chunk so that memory-mapped files are read in order.
-        self.rows = tuple(
-            rows.sort().values.to(images.device) for rows in order.tensor_split(chunks)
-        )
+        self.rows = tuple(rows.sort().values.to(device) for rows in order.tensor_split(chunks))
 
     def chunks(self) -> Iterator[tuple[Int64[Tensor, " chunk"], UInt8[Tensor, "chunk 3 h w"]]]:
         """Yield the row indices and the images of each chunk."""
         for rows in iterate(self.rows):
-            images = self.images[rows]
+            images = take(self.images, rows)
             yield rows, images if self.size is None else resize(images, self.size)
 
     def labeled(self) -> Iterator[tuple[UInt8[Tensor, "chunk 3 h w"], Int64[Tensor, " chunk"]]]:

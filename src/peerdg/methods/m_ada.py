@@ -122,7 +122,7 @@ class MADA(PoolMethod):
             return Loss(loss, ce=loss)
         generator = batch.generator()
         rows = self._drawn_from_domains(len(batch.images), generator)
-        made = self.pool.view(rows.to(self.pool.images.device), generator)
+        made = self.pool.view(rows.to(self.pool.device), generator)
         source, meta = meta_losses(
             self.model, (batch.images, batch.labels), made, step_size=self.settings.meta_rate
         )
@@ -133,9 +133,9 @@ class MADA(PoolMethod):
             return EpochResult()
         settings, pool = self.settings, self.pool
         side = settings.autoencoder_side(pool.size or max(pool.images.shape[-2:]))
-        autoencoder = WassersteinAutoEncoder(side, settings.autoencoder).to(pool.images.device)
+        autoencoder = WassersteinAutoEncoder(side, settings.autoencoder).to(pool.device)
         newest = len(pool.additions[-1]) if pool.additions else len(pool)
-        rows = torch.arange(len(pool) - newest, len(pool), device=pool.images.device)
+        rows = torch.arange(len(pool) - newest, len(pool), device=pool.device)
         loss = train_autoencoder(autoencoder, pool, rows, settings)
         extra = partial(relaxation, autoencoder, beta=settings.beta)
         result = Ascent(self.model, settings, extra).make(pool, self._rows())
@@ -151,7 +151,7 @@ class MADA(PoolMethod):
         rows = torch.cat(
             (torch.randperm(source)[:kept], self._drawn_from_domains(count - kept, None))
         )
-        return rows.sort().values.to(self.pool.images.device)
+        return rows.sort().values.to(self.pool.device)
 
     def _drawn_from_domains(
         self, count: int, generator: torch.Generator | None

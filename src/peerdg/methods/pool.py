@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peerdg.augment.protocol import unit
 from peerdg.augment.view import RandomView, resize
+from peerdg.data.domain import take
 from peerdg.errors import DataError
 
 
@@ -59,8 +60,8 @@ class TrainingPool:
     """All training images of a run: first the source, then each addition.
 
     Args:
-        images: Source images. They are never dropped.
-        labels: Class indices of the source images.
+        images: Source images, on any device. They are never dropped.
+        labels: Class indices of the source images, on the device to train on.
         size: Side to which `clean` resizes images. None keeps their size.
         random_view: Random crop or flip for training. None trains on the images from `clean`.
     """
@@ -79,6 +80,11 @@ class TrainingPool:
         self.random_view = random_view
         self.additions: tuple[PoolImages, ...] = ()  # oldest first
 
+    @property
+    def device(self) -> torch.device:
+        """Device to train on."""
+        return self.labels.device
+
     def __len__(self) -> int:
         return len(self.images) + sum(map(len, self.additions))
 
@@ -92,7 +98,7 @@ class TrainingPool:
             low, high = (int(value) for value in addition.labels.aminmax())
             if low < 0 or high > int(self.labels.max()):
                 raise DataError(f"The source has no classes for the added labels {low} to {high}.")
-        self.additions = tuple(addition.to(self.images.device) for addition in additions)
+        self.additions = tuple(addition.to(self.device) for addition in additions)
 
     def gather(
         self, rows: Int64[Tensor, " b"], view: Callable[[Tensor], Tensor]
@@ -103,7 +109,7 @@ class TrainingPool:
         except for float16 parts. If any row is in such a part, all images are float32.
         """
         if not self.additions:
-            return view(self.images[rows]), self.labels[rows]
+            return view(take(self.images, rows)), self.labels[rows]
         places, images, labels, start = [], [], [], 0
         for part in ((self.images, self.labels), *((a.images, a.labels) for a in self.additions)):
             inside = (rows >= start) & (rows < start + len(part[0]))
@@ -111,7 +117,7 @@ class TrainingPool:
             start += len(part[0])
             if len(chosen):
                 places.append(inside.nonzero().squeeze(1))
-                found = part[0][chosen]
+                found = take(part[0], chosen)
                 images.append(view(found) if found.dtype == torch.uint8 else found.float())
                 labels.append(part[1][chosen])
         if any(found.is_floating_point() for found in images):

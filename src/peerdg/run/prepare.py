@@ -93,6 +93,9 @@ def load_inputs(
         raise ConfigError("--select crafted-val needs --crafted disjoint.")
     batches_from = config.method_settings.batches_from
     source = Source(splits.train, config.transform, device=device, batches_from=batches_from)
+    if source.reads_ahead:
+        size = f"{source.domain.images.nbytes / 1e9:.1f} GB"
+        note(f"The training images ({size}) do not fit into memory, so batches are read ahead.")
     config.method_settings.check_images(source.size)
     if config.augments:
         config.augment.check_images(source.size)

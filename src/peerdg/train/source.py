@@ -11,6 +11,7 @@ from torch import Tensor
 from peerdg import distributed
 from peerdg.augment.view import RandomView
 from peerdg.data.cache import memory_budget
+from peerdg.data.decode import in_parallel
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError
 from peerdg.methods.base import Batch, EpochResult, Method
@@ -32,7 +33,8 @@ class Source:
     Args:
         domain: Training images.
         transform: Base transform. By default, images are not changed.
-        device: Device to move the images to.
+        device: Device to train on. Images that take more than half of its free memory stay where
+            they are.
         batches_from: Images to draw batches from, see `MethodSettings.batches_from`.
     """
 
@@ -45,18 +47,17 @@ class Source:
         batches_from: Literal["pool", "source"] = "pool",
     ) -> None:
         transform = transform or TransformSettings()
-        device = device or domain.images.device
-        self.domain = replace(
-            domain, images=domain.images.to(device), labels=domain.labels.to(device)
-        )
+        device = device or domain.labels.device
+        self.reads_ahead = domain.images.nbytes > _memory_for_images(device)
+        images = domain.images if self.reads_ahead else domain.images.to(device)
+        self.domain = replace(domain, images=images, labels=domain.labels.to(device))
         self.device = self.domain.labels.device
         self.size = transform.size or domain.image_size[0]
         self.batches_from = batches_from
         self._view: RandomView | None = None
         if transform.is_random:
             self._view = RandomView(self.size, crop=transform.crop, flip=transform.flip)
-        images, labels = self.domain.images, self.domain.labels
-        self.pool = TrainingPool(images, labels, self.size, random_view=self._view)
+        self.pool = TrainingPool(images, self.domain.labels, self.size, random_view=self._view)
 
     def __len__(self) -> int:
         """Return the number of images that batches are drawn from."""
@@ -72,7 +73,6 @@ class Source:
         """All images of the domain in shuffled chunks, resized but not cropped or flipped."""
         return CleanImages(self.domain.images, self.size, labels=self.domain.labels)
 
-    @stage("batch")
     def batch(self, rows: Tensor, *, seed: int, key: tuple[str | int, ...]) -> Batch:
         """Build a batch from the images at `rows`. All randomness derives from seed and key."""
         generator = None if self.is_deterministic else generator_for(seed, "view", *key)
@@ -98,6 +98,11 @@ class Source:
                 hint="Use a smaller --transform.size, or set PEERDG_MEMORY_BUDGET, e.g. 16GB.",
             )
         self.pool.change(result.new_images, drop=result.drop_oldest)
+
+
+def _memory_for_images(device: torch.device) -> int:
+    """Return the size in bytes above which training images are read ahead of use."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else memory_budget()
 
 
 def steps_per_epoch(settings: PhaseSettings, images: int, pool: int | None = None) -> int:
@@ -159,12 +164,23 @@ def epoch_batches(
     epoch's position in the run.
     """
     ahead = max(distributed.size(), PIXELS_AHEAD // (len(order[0]) * source.size**2))
-    for first in range(start, len(order), ahead):
+
+    def read(first: int) -> list[tuple[Tensor, Batch]]:
         rows = [indices.to(source.device) for indices in order[first : first + ahead]]
-        batches = _prepare(
-            method,
-            [source.batch(r, seed=seed, key=(*key, step)) for step, r in enumerate(rows, first)],
-        )
+        return [
+            (indices, source.batch(indices, seed=seed, key=(*key, step)))
+            for step, indices in enumerate(rows, first)
+        ]
+
+    firsts = range(start, len(order), ahead)
+    groups = in_parallel(read, firsts, workers=1) if source.reads_ahead else map(read, firsts)
+    while True:
+        with stage("batch"):
+            group = next(groups, None)
+        if group is None:
+            return
+        rows, batches = map(list, zip(*group, strict=True))
+        batches = _prepare(method, batches)
         while batches:  # Popping frees memory before the next batches are prepared.
             yield rows.pop(0), batches.pop(0)
 
