@@ -77,8 +77,9 @@ def _all_present() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        reason = one_line(error).partition(". ")[0]
         raise PeerdgError(
-            f"Process {rank()} of {size()} lost the connection to another one: {one_line(error)}",
+            f"Process {rank()} of {size()} lost the connection to another one: {reason}.",
             hint="See the messages of the others. `peerdg resume` continues from the last "
             "checkpoint.",
         ) from error

@@ -15,62 +15,86 @@ from peerdg.errors import ConfigError, PeerdgError
 from peerdg.run.folder import RunFolder
 from tests.benches import slurm_here
 from tests.benches.test_execute import flags, wait_for
-from tests.benches.tiny import images, plan, trained_run
 from tests.reliability.processes import peerdg, start
 
 pytestmark = pytest.mark.runs
 DASK = Path(sys.executable).with_name("dask")
 
 
-@pytest.fixture
-def cluster(tmp_path: Path):
-    """A scheduler and two workers, each in a process of its own."""
-    started: list[subprocess.Popen] = []
+class Cluster:
+    """A dask scheduler and its workers, each in a process of its own."""
 
-    def dask(*words: str) -> subprocess.Popen:
-        with (tmp_path / f"{len(started)}.log").open("w") as log:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, slurm_here.free_port()
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.started: list[subprocess.Popen] = []
+        self.scheduler = self.start_scheduler()
+        self.workers = [self.start_worker() for _ in range(2)]
+
+    def start_scheduler(self) -> subprocess.Popen:
+        return self._dask("scheduler", "--host", "127.0.0.1", "--port", str(self.port))
+
+    def start_worker(self) -> subprocess.Popen:
+        return self._dask("worker", self.address, "--nthreads", "1", "--no-nanny",
+                          "--local-directory", str(self.folder))  # fmt: skip
+
+    def _dask(self, *words: str) -> subprocess.Popen:
+        with (self.folder / f"{len(self.started)}.log").open("w") as log:
             process = subprocess.Popen(
-                [DASK, *words], stdout=log, stderr=log, start_new_session=True
+                [DASK, *words, "--no-dashboard"], stdout=log, stderr=log, start_new_session=True
             )
-        started.append(process)
+        self.started.append(process)
         return process
 
-    dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
-         "--scheduler-file", str(tmp_path / "scheduler.json"))  # fmt: skip
-    wait_for((tmp_path / "scheduler.json").exists)
-    address = re.search(r"tcp://[\d.:]+", (tmp_path / "scheduler.json").read_text())
-    assert address is not None
-    for _ in range(2):
-        dask("worker", address[0], "--nthreads", "1", "--no-dashboard", "--no-nanny",
-             "--local-directory", str(tmp_path))  # fmt: skip
-    yield address[0], started
-    for process in started:
+
+@pytest.fixture
+def cluster(tmp_path: Path):
+    made = Cluster(tmp_path)
+    yield made
+    for process in made.started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def test_a_run_of_a_killed_dask_worker_is_continued_and_equals_a_local_one(cluster, tmp_path):
-    address, (_, worker, _) = cluster
-    out = tmp_path / "bench"
-    asked = ["bench", *flags(tmp_path / "images", epochs=40), "--methods", "erm,randaugment",
-             "--seeds", "2", "--out", str(out), "--checkpoint-minutes", "0",
-             "--executor", "dask", "--scheduler", address]  # fmt: skip
-    process = start(peerdg(*asked))
+def asked_of(folder: Path, *, seeds: int, epochs: int) -> list[str]:
+    return ["bench", *flags(folder / "images", epochs=epochs), "--methods", "erm,randaugment",
+            "--seeds", str(seeds), "--checkpoint-minutes", "0"]  # fmt: skip
+
+
+def assert_equal_to_local(out: Path, asked: list[str], alone: Path) -> None:
+    """Compare the records of all runs with those of the same bench without an executor."""
+    assert command([*asked, "--out", str(alone), "--jobs", "2"], debug=False) == 0
+    runs = sorted(path.name for path in (alone / "runs").iterdir())
+    assert runs == sorted(path.name for path in (out / "runs").iterdir())
+    for name in runs:
+        folders = [RunFolder(each / "runs" / name) for each in (out, alone)]
+        assert all(folder.done for folder in folders)
+        assert folders[0].metrics.path.read_bytes() == folders[1].metrics.path.read_bytes()
+
+
+# The whole grid is run by `make test-all`.
+@pytest.mark.parametrize("seeds", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_bench_survives_a_killed_dask_worker_and_a_killed_scheduler(cluster, tmp_path, seeds):
+    """Both are started again. Runs of the lost worker continue, and none is trained twice."""
+    out, asked = tmp_path / "bench", asked_of(tmp_path, seeds=seeds, epochs=60)
+    process = start(
+        peerdg(*asked, "--out", out, "--executor", "dask", "--scheduler", cluster.address)
+    )
     wait_for(lambda: list(out.glob("runs/*/checkpoint/1*")), process)
-    worker.kill()
-    _, said = process.communicate(timeout=300)
+    cluster.workers[0].kill()
+    cluster.start_worker()
+    wait_for(lambda: list(out.glob("runs/*/done.json")), process, seconds=300)
+    cluster.scheduler.kill()
+    cluster.scheduler.wait()
+    cluster.start_scheduler()
+    for _ in range(2):
+        cluster.start_worker()
+    said = process.communicate(timeout=900)
     assert process.returncode == 0, said
-    found = plan(tmp_path / "images", "erm", "randaugment", seeds=2)
-    for run in found.runs:
-        folder = RunFolder(out / "runs" / run.name)
-        assert folder.done
-        starts = [e for e in folder.events.read() if e["event"] in ("start", "resume")]
-        assert len(starts) <= 2
-    options = {"train": {**images(tmp_path / "images")["train"], "epochs": 40}}
-    alone = plan(tmp_path / "images", "erm", **options).runs[0]
-    expected = trained_run(alone, tmp_path / "alone").path / "metrics.jsonl"
-    assert (out / "runs/erm-0/metrics.jsonl").read_bytes() == expected.read_bytes()
+    for run in (RunFolder(path) for path in (out / "runs").iterdir()):
+        assert [e["event"] for e in run.events.read()].count("start") == 1
+    assert_equal_to_local(out, asked, tmp_path / "alone")
 
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
@@ -93,36 +117,35 @@ def test_without_sbatch_slurm_is_refused(monkeypatch, tmp_path):
     assert command(asked, debug=False) == 2
 
 
+# The whole grid reaches a time limit of two minutes. It is run by `make test-all`.
 @pytest.mark.skipif(slurm_here.missing() is not None, reason=str(slurm_here.missing()))
-def test_a_slurm_array_that_is_queued_again_finishes_and_equals_local_runs(tmp_path):
-    out = tmp_path / "bench"
+@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_slurm_array_that_is_queued_again_finishes_and_equals_local_runs(tmp_path, seeds):
+    out, epochs = tmp_path / "bench", 60 if seeds == 1 else 1500
+    asked = asked_of(tmp_path, seeds=seeds, epochs=epochs)
     with slurm_here.slurm(tmp_path / "slurm") as environment:
-        asked = ["bench", *flags(tmp_path / "images", epochs=60), "--methods", "erm,randaugment",
-                 "--seeds", "1", "--out", str(out), "--checkpoint-minutes", "0"]  # fmt: skip
-        process = start([*peerdg(*asked), "--executor", "slurm"], env=environment)
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == 0
+        limit = "--time 2 --signal B:TERM@60"
+        command_line = peerdg(*asked, "--out", out, "--executor", "slurm", f"--sbatch={limit}")
+        process = start(command_line, env=environment)
+        said, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
         job = re.search(r"job (\d+)", said)
         assert job is not None, said
-        wait_for(lambda: list(out.glob("runs/erm-0/checkpoint/1*")))
-        # What Slurm does two minutes before the time limit.
-        subprocess.run(
-            ["scancel", "--batch", "--signal=TERM", f"{job[1]}_0"], env=environment, check=True
-        )
-        stopped = RunFolder(out / "runs/erm-0")
-        wait_for(lambda: any(e["event"] == "stop" for e in stopped.events.read()))
+        if seeds == 1:
+            wait_for(lambda: list(out.glob("runs/erm-0/checkpoint/1*")))
+            # What Slurm does before the time limit.
+            subprocess.run(
+                ["scancel", "--batch", "--signal=TERM", f"{job[1]}_0"], env=environment, check=True
+            )
         queue = ["squeue", "-h", "-r", "-j", job[1], "-o", "%i %T %r"]
 
         def states() -> list[str]:
             shown = subprocess.run(queue, env=environment, capture_output=True, text=True)
             return shown.stdout.splitlines()
 
-        wait_for(lambda: any("PENDING" in state for state in states()))
         # Slurm holds a job that was queued again for two minutes.
-        wait_for(lambda: not states(), seconds=300)
-    for run in plan(tmp_path / "images", "erm", "randaugment").runs:
-        assert RunFolder(out / "runs" / run.name).done
-    options = {"train": {**images(tmp_path / "images")["train"], "epochs": 60}}
-    alone = plan(tmp_path / "images", "erm", **options).runs[0]
-    expected = trained_run(alone, tmp_path / "alone").path / "metrics.jsonl"
-    assert stopped.metrics.path.read_bytes() == expected.read_bytes()
+        wait_for(lambda: not states(), seconds=300 if seeds == 1 else 2400)
+    stopped = {run.name for run in (out / "runs").iterdir()
+               if any(e["event"] == "stop" for e in RunFolder(run).events.read())}  # fmt: skip
+    assert len(stopped) == (1 if seeds == 1 else 8)
+    assert_equal_to_local(out, asked, tmp_path / "alone")

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.distributed.start import ROOT, run, start
+from tests.reliability.processes import start as start_alone
 
 pytestmark = pytest.mark.runs
 
@@ -75,11 +76,11 @@ def wait_for_epoch(out: Path, epoch: int, *processes: subprocess.Popen) -> None:
 def test_a_stop_reaches_all_processes_and_the_run_continues_exactly(tmp_path, undisturbed):
     out = tmp_path / "run"
     words = train("--epochs", "3", "--out", str(out))
-    processes = start(words, processes=2)
-    wait_for_epoch(out, 1, *processes)
-    processes[1].send_signal(signal.SIGTERM)  # only one of them gets it
-    texts = [each.communicate(timeout=120)[0] for each in processes]
-    assert [each.returncode for each in processes] == [143, 143], texts
+    started = start(words, processes=2)
+    wait_for_epoch(out, 1, *started)
+    started[1].send_signal(signal.SIGTERM)  # only one of them gets it
+    texts = [each.communicate(timeout=120)[0] for each in started]
+    assert [each.returncode for each in started] == [143, 143], texts
     ended = run([*words, "--resume"], processes=2)
     assert [code for code, _ in ended] == [0, 0], ended
     assert weights(out) == weights(undisturbed)
@@ -124,6 +125,39 @@ def test_processes_with_other_options_are_refused(tmp_path):
     assert [each.returncode for each in started] == [2, 2], texts
     assert "options" in texts[0]
     assert not (tmp_path / "run").exists()
+
+
+OTHER_IMAGES = """
+import os, peerdg
+from tests.conftest import tiny_classifier, tiny_splits
+splits = tiny_splits()
+splits.train.images[0, 0, 0, 0] = int(os.environ["RANK"])
+peerdg.fit(splits, method="erm", model=tiny_classifier(), out=os.environ["OUT"], progress=False,
+           train={"epochs": 1, "batch_size": 8}, pretrain={"epochs": 0}, crafted="off")
+"""
+
+
+def test_processes_with_other_images_are_refused(tmp_path):
+    ended = run(["-c", OTHER_IMAGES], processes=2, OUT=str(tmp_path / "run"))
+    for code, text in ended:
+        assert code == 1 and "Process 1 has other images" in text, text
+
+
+def test_a_lost_process_is_named_and_the_run_can_be_continued(tmp_path, undisturbed):
+    out = tmp_path / "run"
+    words = train("--epochs", "3", "--out", str(out))
+    launcher = start_alone([sys.executable, *words, "--processes", "2"])
+    wait_for_epoch(out, 1, launcher)
+    children = subprocess.run(
+        ["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True
+    )
+    os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+    _, said = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert "Process 1 of 2" in said and "SIGKILL" in said
+    ended = run([*words, "--resume"], processes=2)
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert weights(out) == weights(undisturbed)
 
 
 def test_a_batch_that_the_processes_cannot_share_names_the_nearest_sizes(tmp_path):

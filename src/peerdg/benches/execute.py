@@ -209,6 +209,7 @@ def execute(
     with stop_on_signals() as stop, ExitStack() as connection:
         try:
             executor = connection.enter_context(connect())
+            is_local = isinstance(executor, ThreadPoolExecutor)
             while waiting or pending:
                 pending |= {executor.submit(task.call): task for task in waiting}
                 waiting, is_lost = [], False
@@ -235,8 +236,8 @@ def execute(
                     for process in _processes - terminated:  # also those that start late
                         terminated.add(process)
                         process.terminate()
-                    if not isinstance(executor, ThreadPoolExecutor):
-                        break  # runs on other machines go on
+                    if not is_local:
+                        break
                 elif is_lost:
                     connection.close()
                     executor = connection.enter_context(connect())
@@ -249,9 +250,9 @@ def execute(
             for process in _processes.copy():
                 process.kill()
     if stop.signal_number is not None:
+        saved = "The runs have saved their state." if is_local else "Runs on the workers go on."
         raise Stopped(
-            "Stopped. The runs have saved their state. Repeat the command to continue.",
-            signal_number=stop.signal_number,
+            f"Stopped. {saved} Repeat the command to continue.", signal_number=stop.signal_number
         )
     return failures
 

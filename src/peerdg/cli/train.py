@@ -46,7 +46,7 @@ def train(
         overwrite: Replace the run in this folder.
         profile: Measure the time of each stage.
         minutes: Time budget. Epochs and k are chosen to fit it.
-        processes: Number of processes that share each batch, e.g. one per GPU.
+        processes: Number of processes that share each batch, e.g. one per GPU. Slower on one CPU.
     """
     share_among(processes)
     if overwrite and (resume or accept_new_data):

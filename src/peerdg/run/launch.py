@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from peerdg.data.decode import cores
-from peerdg.errors import ConfigError
+from peerdg.errors import ConfigError, PeerdgError
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # for the other processes to notice that one has ended
@@ -50,6 +50,11 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             if ends is None and any(codes):
                 ends = time.monotonic() + GRACE_SECONDS
             time.sleep(POLL_SECONDS)
+        for number, code in enumerate(codes):
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                message = f"Process {number} of {processes} was killed by {name}."
+                raise PeerdgError(message, hint="Out of memory? Use fewer --processes.")
         return next((code for code in codes if code), 0)
     finally:
         for each in started:
