@@ -80,7 +80,7 @@ def test_a_nan_and_a_killed_process_stop_no_other_run(tmp_path: Path):
     assert {row.method: row.seeds for row in made.table.rows} == {
         "erm": (0,), "peer": (), "randaugment": (),
     }  # fmt: skip
-    assert "The run peer-0 failed" in made.page.read_text()
+    assert "peer-0: " in made.page.read_text()
     # What was killed is trained by the next call; what is complete is not touched.
     weights = (out / "runs/erm-0/model/model.safetensors").stat().st_mtime_ns
     again = run_bench(found, out)
@@ -152,7 +152,7 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(bench, tmp_path: Path):
         return {row.method: row.score.values for row in made.table.rows}
 
     first = bench(found, out, until=2)
-    assert not first.failures and "as of epoch 2\n" in first.page.read_text()
+    assert not first.failures and "as of epoch 2<" in first.page.read_text()
     assert first.table.remarks[-1] == "As of epoch 2 of 4."
     for run, whole in zip(found.runs, alone, strict=True):
         folder = RunFolder(out / "runs" / run.name)

@@ -221,9 +221,13 @@ def test_rows_of_two_files_are_named_in_the_page_and_stay_marked(tmp_path: Path)
     both = plan(tmp_path / "images", "erm", seeds=2)
     for seed in both.seeds:
         trained_bench(tmp_path / str(seed), replace(both, seeds=(seed,)))
-    page = tabulated(both, tmp_path / "both", records=[tmp_path / "0", tmp_path / "1"]).page
+    page = tabulated(
+        both, tmp_path / "both", records=[tmp_path / "0", tmp_path / "1"]
+    ).page.with_name("report.md")
     assert "records of another bench (erm, seed 0, 1)" in page.read_text()
-    again = tabulated(both, tmp_path / "again", records=[tmp_path / "both"]).page
+    again = tabulated(both, tmp_path / "again", records=[tmp_path / "both"]).page.with_name(
+        "report.md"
+    )
     assert again.read_bytes() == page.read_bytes()  # one file: as it was, marks and all
     with pytest.raises(ConfigError, match="twice"):
         RecordedRows.read([tmp_path / "0"] * 2, both)

@@ -9,6 +9,7 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.data.folder import image_files
 from tests.cli.stored_models import CLASSES, save_photos, save_small_model
+from tests.report.test_pages import addresses, page_of
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +59,16 @@ def test_prints_every_number_a_person_asks_for(
         assert word in said
 
 
-def test_the_report_has_tables_a_matrix_and_the_images_of_the_mistakes(
+def test_the_page_has_a_matrix_and_the_images_of_the_mistakes(
     model: Path, photos: Path, tmp_path: Path
 ):
-    folder = tmp_path / "report"
-    assert evaluate(model, photos, "--report", folder, "--worst", 8) == 0
-    page = (folder / "evaluation.md").read_text()
-    pictures = sorted(path.name for path in folder.glob("*.png"))
-    assert pictures == ["confusion-1.png", "mistakes-1.png"]
-    assert all(f"({name})" in page for name in pictures)
-    assert "| horse | 4 |" in page
-    for name in pictures:
-        with Image.open(folder / name) as picture:
-            assert picture.width > 300
+    file, record = tmp_path / "page.html", tmp_path / "result.json"
+    assert evaluate(model, photos, "--report", file, "--json", record, "--worst", 8) == 0
+    page = page_of(file)
+    (found,) = json.loads(record.read_text())["domains"]
+    captions = sum(tag == "figcaption" for tag, _ in page.elements)
+    assert captions == len(found["worst"]) > 0
+    assert "horse" in page.text and "sketches" in page.text
 
 
 HOSTILE = ("<script>x</script>", "$\\frac{", "a|b", "[x](http://evil.example)", "\u202egnp", "😀")
@@ -84,13 +82,11 @@ def test_hostile_class_names_stay_text_in_the_report(tmp_path: Path):
         Image.new("RGB", (30, 20), (9 * number, 0, 0)).save(tmp_path / f"{number}.png")
         lines.append(f"{number}.png,{name}")
     table.write_text("\n".join(lines), "utf-8")
-    folder = tmp_path / "report"
-    assert evaluate(model, table, "--report", folder) == 0
-    page = (folder / "evaluation.md").read_text()
-    assert "<script" not in page
-    assert "](http:" not in page
-    assert "\u202e" not in page
-    assert "a\\|b" in page
+    assert evaluate(model, table, "--report", tmp_path / "page.html") == 0
+    page = page_of(tmp_path / "page.html")
+    assert sum(tag == "script" for tag, _ in page.elements) == 3
+    assert all(address.startswith("data:image/") for address in addresses(page))
+    assert "\u202e" not in page.text and "<script>x</script>" in page.text
 
 
 def test_bad_images_are_refused_unless_they_may_be_skipped(

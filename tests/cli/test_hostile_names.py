@@ -97,7 +97,7 @@ def test_evaluate(trained: Path, place: Path, tmp_path: Path, capsys: pytest.Cap
     said = says(capsys, ["evaluate", str(trained)])
     assert r"\x1b[31mred" in said
     other = photos(tmp_path / NAMES["newline"], seed=2)
-    says(capsys, ["evaluate", str(trained), str(other), f"--report={tmp_path / 'page'}"])
+    says(capsys, ["evaluate", str(trained), str(other), f"--report={tmp_path / 'page.html'}"])
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])
@@ -123,7 +123,8 @@ def test_predict(
 
 def test_runs(trained: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert r"run\x1b]0;run" in says(capsys, ["runs", str(place)])
-    says(capsys, ["runs", str(place), "--compare", f"--report={tmp_path / NAMES['title']}"])
+    says(capsys, ["runs", str(place), "--compare"])
+    says(capsys, ["report", str(place), f"--out={tmp_path / NAMES['title']}"])
     says(capsys, ["runs", str(tmp_path / NAMES["newline"])], code=2)
 
 

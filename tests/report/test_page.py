@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from peerdg.benches.plan import Published, Study
-from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError
 from peerdg.evaluate.accuracy import evaluate_in_detail
 from peerdg.evaluate.statistics import accuracy_text
 from peerdg.report.compare import by_variant
-from peerdg.report.evaluation import class_table, summary_table, write_evaluation
+from peerdg.report.evaluation import class_table, summary_table
 from peerdg.report.page import (
     DETAILS,
     PAGE,
@@ -312,21 +310,6 @@ def test_figures_and_records_take_any_name(tmp_path: Path):
     assert [run.final("task") for run in load_runs(tmp_path)] == [
         run.final("task") for group in groups.values() for run in group
     ]
-
-
-def test_an_evaluation_has_nothing_active(tmp_path: Path):
-    for name in SHORT_HOSTILE[::5]:
-        classes = (name, f"b {name}", "c")
-        images = torch.randint(0, 256, (9, 3, 12, 12), dtype=torch.uint8)
-        labels = torch.arange(9) % 2  # the third class is missing, which is remarked
-        paths = tuple(f"{name}/{number}.png" for number in range(9))
-        domain = Domain(f"{name}.", classes, images, labels, paths=paths)
-        model = tiny_classifier()
-        model.classes = classes
-        detail = evaluate_in_detail(model, domain)
-        page = write_evaluation([detail], {domain.name: domain}, tmp_path, title=name).read_text()
-        assert active(page) == []
-        assert page.count("\n#") == (2 if detail.worst else 1)
 
 
 def test_an_evaluation_shows_the_interval_of_few_images():

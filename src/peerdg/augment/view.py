@@ -96,6 +96,14 @@ class RandomView:
         return Boxes(top, left, box_height, box_width), flipped
 
 
+def take(images: UInt8[Tensor, "n 3 h w"], rows: Tensor) -> UInt8[Tensor, "m 3 h w"]:
+    """Return `images[rows]` on the device of `rows`, which may differ from that of `images`."""
+    found = images[rows.to(images.device)]
+    if rows.is_cuda and not found.is_cuda:
+        found = found.pin_memory()  # copied while the GPU computes
+    return found.to(rows.device, non_blocking=True)
+
+
 def resize(images: Images, size: int) -> Images:
     """Resize whole images to `size` x `size` for evaluation, ignoring the aspect ratio."""
     require_batch(images)

@@ -17,7 +17,9 @@ from peerdg.errors import ConfigError, PeerdgError
 from peerdg.evaluate.statistics import scipy_stats
 from peerdg.options import did_you_mean
 from peerdg.report.figures import pyplot
+from peerdg.report.html import uplot
 from peerdg.report.page import write_report
+from peerdg.report.pages import HTML, write_runs_page
 from peerdg.report.runs import DEPENDS_ON_LENGTH, RECORDS, RunResult
 from peerdg.report.table import ReportTable, make_table
 from peerdg.terminal import Table
@@ -28,7 +30,7 @@ class Bench:
     """Results of a bench."""
 
     table: ReportTable
-    page: Path  # the report
+    page: Path  # the report as HTML
     failures: Mapping[str, str]  # reason for each failed run, by name
 
 
@@ -71,7 +73,7 @@ def run_bench(
             f"The reference '{reference}' is not one of the methods.",
             hint=did_you_mean(reference, plan.methods),
         )
-    scipy_stats(), pyplot()  # fail early if they are not installed
+    scipy_stats(), pyplot(), uplot()  # fail early if they are not installed
     bench = open_bench(plan, out, until=until, records=records)
     with bench.locked(plan, overwrite=overwrite):
         if train or (records and not bench.holds_bench):
@@ -97,7 +99,10 @@ def run_bench(
         table = replace(table, remarks=tuple(_remarks(plan, bench.until, runs)))
         title = title or f"Bench: {table.data}"
         title = title if bench.until is None else f"{title}, as of epoch {bench.until}"
-        page = write_report(table, by_method, out, title=title, failures=failures, study=study)
+        write_report(table, by_method, out, title=title, failures=failures, study=study)
+        page = write_runs_page(
+            runs, out / HTML, title=title, table=table, groups=by_method, failures=failures
+        )
         return Bench(table, page, failures)
 
 

@@ -140,7 +140,7 @@ def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
     console.print(made.table.table())
     for note in (*made.table.notes(), *made.table.cautions):
         console.print(note)
-    console.print(f"Report: {made.page}")
+    console.print(f"Page: {made.page}")
     if made.failures:
         reasons = [f"{name}: {failure}" for name, failure in made.failures.items()]
         raise PeerdgError(

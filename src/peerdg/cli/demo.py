@@ -39,7 +39,6 @@ def demo(
     """
     from peerdg.benches.folder import BenchFolder  # imported here: these pull in torch or numpy
     from peerdg.data.decode import cores
-    from peerdg.report.page import OVERVIEW
 
     # One thread per run: for such a small network, parallel runs are faster than more threads.
     options: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick", "threads": 1}
@@ -51,6 +50,5 @@ def demo(
     jobs = min(cores(), MAX_JOBS, len(plan.runs))
     title = "peerdg demo: digits-mini"
     bench_and_report(plan, out, jobs=jobs, overwrite=overwrite, title=title)
-    console.print(f"Plots:  {out / OVERVIEW}")
     if len(seeds) == 1:
         console.print("One seed is not conclusive. `peerdg demo --full` trains three.")

@@ -43,13 +43,13 @@ def evaluate(
     Classes are matched by name. A folder may lack some of the model's classes. A class that the
     model does not know is an error (code 5). Rename it with --map.
 
-    Example: `peerdg evaluate runs/first sketches/ --map Dog=dog --report looked-at`
+    Example: `peerdg evaluate runs/first sketches/ --map Dog=dog --report sketches.html`
 
     Args:
         run: Run folder or model folder.
         target: Target domain of a data set. Repeat it for several.
         json_file: JSON file to write all results to.
-        report: Folder for a page with confusion matrices and the worst mistakes.
+        report: HTML file to write a page to, with confusion matrices and the worst mistakes.
         worst: Number of most confident mistakes to show.
         layout: Whether top-level folders are classes or domains, if ambiguous.
         skip_bad_images: Skip images that cannot be decoded, and count them.
@@ -66,12 +66,12 @@ def evaluate(
     from peerdg.evaluate.accuracy import BINS
     from peerdg.files import write_json
     from peerdg.model import load_model
-    from peerdg.report.evaluation import write_evaluation
-    from peerdg.report.figures import pyplot
+    from peerdg.report.html import uplot
+    from peerdg.report.pages import write_evaluation_page
     from peerdg.run.progress import ReadingBar
 
     if report is not None:
-        pyplot()  # fail early if matplotlib is missing
+        uplot()  # fail early if it is not installed
     model = load_model(run, device=device)
     given: dict[str, Any] = {"root": root} if root else {}
     given |= {"targets": list(target)} if target else {}
@@ -108,8 +108,8 @@ def evaluate(
     if report is not None:
         backbone = model.description["backbone"]
         title = f"{backbone}, {len(model.classes)} classes, on {len(details)} domains"
-        page = write_evaluation(details, domains, report, title=title)
-        console.print(f"Report in {page}")
+        page = write_evaluation_page(details, domains, report, title=title)
+        console.print(f"Page: {page}")
 
 
 def _run_data(run: Path) -> dict[str, Any]:

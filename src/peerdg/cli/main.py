@@ -34,6 +34,7 @@ COMMANDS = {
     "combine": "Combine several runs into one model by averaging weights or outputs.",
     "export": "Write a trained model as ONNX, torch.export or plain weights.",
     "runs": "List and compare run folders.",
+    "report": "Write a page about runs: robustness, mistakes, curves.",
     "analyze otdd": "Compute the optimal transport dataset distance between domains.",
     "analyze cka": "Compare the features of networks, layer by layer.",
     "analyze connectivity": "Evaluate the networks on a line between two snapshots.",

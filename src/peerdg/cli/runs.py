@@ -11,8 +11,6 @@ def runs(
     /,
     *,
     compare: bool = False,
-    report: Path | None = None,
-    title: str = "Comparison",
 ) -> None:
     """List run folders with their status, or compare finished ones over seeds.
 
@@ -21,11 +19,8 @@ def runs(
     Args:
         places: Run folders, folders that contain them, or folders with a report's records.
         compare: Print a row per method: accuracy, fluctuation, model selection and costs.
-        report: Folder to write a report to: report.md, figures, tables and records.
-        title: Title of the report.
     """
     from peerdg.report.compare import by_variant, require_comparable, variant_differences
-    from peerdg.report.page import write_report
     from peerdg.report.runs import collect_runs
     from peerdg.report.table import make_table, runs_table, selection_table, targets_table
 
@@ -33,7 +28,7 @@ def runs(
     if not results:
         where = ", ".join(map(str, places))
         raise ConfigError(f"No runs were found in {where}.", hint="Start one with `peerdg train`.")
-    if not compare and report is None:
+    if not compare:
         console.print(runs_table(results))
         return
     groups = by_variant(results)
@@ -48,6 +43,3 @@ def runs(
         console.print(selection_table(labeled))
     for sentence in (*table.notes(), *table.cautions, *variant_differences(groups)):
         console.print(visible(sentence))
-    if report is not None:
-        page = write_report(table, groups, report, title=title)
-        console.print(f"Report: {page}")

@@ -30,6 +30,7 @@ def train(
     profile: bool = False,
     quiet: Quiet = False,
     minutes: float | None = None,
+    report: bool = False,
     processes: Whole = 1,
     file: ConfigFile = None,
     plugin: Plugin = None,
@@ -46,6 +47,7 @@ def train(
         overwrite: Replace the run in this folder.
         profile: Measure the time of each stage.
         minutes: Time budget. Epochs and k are chosen to fit it.
+        report: Write a page about the run at its end.
         processes: Number of processes that share each batch, e.g. one per GPU. Slower on one CPU.
     """
     share_among(processes)
@@ -72,7 +74,14 @@ def train(
     existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
     existing = "renew" if accept_new_data else existing
     run_and_report(
-        config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
+        config,
+        out,
+        existing,
+        quiet=quiet,
+        report=report,
+        profile=profile,
+        minutes=minutes,
+        options=chosen,
     )
 
 
@@ -83,9 +92,19 @@ def share_among(processes: int) -> None:
 
 
 def run_and_report(
-    config: RunConfig, out: Path, existing: Existing, *, quiet: bool, **options: Any
+    config: RunConfig,
+    out: Path,
+    existing: Existing,
+    *,
+    quiet: bool,
+    report: bool = False,
+    **options: Any,
 ) -> None:
     """Train in `out` (see `start_run`), then print accuracies and how to use the model."""
+    if report:
+        from peerdg.report.html import uplot
+
+        uplot()  # fail early if it is not installed
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.")
     from peerdg.run.run import start_run
@@ -104,4 +123,9 @@ def run_and_report(
         chosen = require_model(out / "model")["training"]["selection"]
         console.print(f"The table shows the last epoch. Deployed by {chosen}.")
     console.print(f"Model in {out}/model. Use it with: {command('predict', out, 'IMAGE')}")
-    console.print(f"Page with figures: {command('runs', out, '--report', f'{out}-report')}")
+    if report:
+        from peerdg.report.pages import HTML, write_runs_page
+
+        console.print(f"Page: {write_runs_page([trained], out / HTML)}")
+    else:
+        console.print(f"Make a page about it with: {command('report', out)}")

@@ -132,7 +132,7 @@ class Domain:
         return replace(
             self,
             name=name or self.name,
-            images=take(self.images, index) if images is None else images,
+            images=self.images[index] if images is None else images,
             labels=self.labels[index],
             paths=self.paths and tuple(self.paths[row] for row in rows),
             hashes=self.hashes and tuple(self.hashes[row] for row in rows),
@@ -147,14 +147,6 @@ class Domain:
         position = class_positions(self.classes, classes, name=self.name, class_map=class_map)
         other = replace(self, classes=classes, labels=torch.tensor(position)[self.labels])
         return other.with_digest(self.images_digest) if "images_digest" in vars(self) else other
-
-
-def take(images: UInt8[Tensor, "n 3 h w"], rows: Tensor) -> UInt8[Tensor, "m 3 h w"]:
-    """Return `images[rows]` on the device of `rows`, which may differ from that of `images`."""
-    found = images[rows.to(images.device)]
-    if rows.is_cuda and not found.is_cuda:
-        found = found.pin_memory()  # copied while the GPU computes
-    return found.to(rows.device, non_blocking=True)
 
 
 def digest(images: NDArray[np.uint8]) -> str:

@@ -9,8 +9,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
-from peerdg.augment.view import resize
-from peerdg.data.domain import take
+from peerdg.augment.view import resize, take
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.long_work import iterate
 from peerdg.models.classifier import images_per_pass

@@ -10,8 +10,7 @@ from jaxtyping import Float16, Int64, UInt8
 from torch import Tensor
 
 from peerdg.augment.protocol import unit
-from peerdg.augment.view import RandomView, resize
-from peerdg.data.domain import take
+from peerdg.augment.view import RandomView, resize, take
 from peerdg.errors import DataError
 
 

@@ -1,25 +1,13 @@
-"""Report a model's results on one or more domains, as tables and as a page with figures."""
+"""Tabulate a model's results on one or more domains."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from PIL import Image, ImageDraw, ImageFont
+from collections.abc import Sequence
 
 from peerdg.data import VALIDATION
-from peerdg.data.domain import Domain, tile
-from peerdg.evaluate.accuracy import BINS, DomainReport, Mistake
+from peerdg.evaluate.accuracy import DomainReport
 from peerdg.evaluate.statistics import FEW, accuracy_text
-from peerdg.files import replace_atomically
-from peerdg.report.figures import pyplot, save_figure
-from peerdg.terminal import Table, markdown_environment, visible
+from peerdg.terminal import Table
 
-PAGE = "evaluation.md"
 _MAX_COUNTED = 20  # maximum number of classes in a confusion matrix with counts
-_COLUMNS = 6  # images per row of the mistakes sheet
-_CELL = 112  # pixels per image
-_GAP = 6
-_LINE = 14
-_MAX_NAME = 24  # maximum characters of a class name
 
 
 def summary_table(details: Sequence[DomainReport]) -> Table:
@@ -70,6 +58,19 @@ def confusion_table(detail: DomainReport) -> Table | None:
     return Table(["true \\ predicted", *names], rows)
 
 
+def confusions_table(detail: DomainReport) -> Table:
+    """Tabulate the most frequent confusions of two classes."""
+    counts = detail.confusion.clone().fill_diagonal_(0)
+    order = counts.flatten().argsort(descending=True, stable=True)[:_MAX_COUNTED]
+    n, names = len(counts), [result.name for result in detail.classes]
+    rows = [
+        [names[place // n], names[place % n], f"{count:,}"]
+        for place in order.tolist()
+        if (count := int(counts.flatten()[place]))
+    ]
+    return Table(["true", "predicted", "images"], rows)
+
+
 def mistakes_table(detail: DomainReport) -> Table:
     """Tabulate the most confident mistakes."""
     rows = [
@@ -95,69 +96,3 @@ def remarks(detail: DomainReport) -> list[str]:
     if detail.skipped:
         sentences.append(f"{detail.skipped:,} files could not be decoded and were skipped.")
     return sentences
-
-
-def write_evaluation(
-    details: Sequence[DomainReport], domains: Mapping[str, Domain], folder: Path, *, title: str
-) -> Path:
-    """Write a page with a confusion matrix and a sheet of mistakes for each domain."""
-    for number, detail in enumerate(details, start=1):
-        confusion_figure(detail, folder / f"confusion-{number}.png")
-        if detail.worst:
-            sheet = mistakes_sheet(domains[detail.domain], detail.worst)
-            with replace_atomically(folder / f"mistakes-{number}.png") as temporary:
-                sheet.save(temporary, format="PNG")
-    page = markdown_environment("report", trim_blocks=True).get_template("evaluation.md.jinja")
-    tables = {"class_table": class_table, "mistakes_table": mistakes_table, "remarks": remarks}
-    values = {"title": title, "summary": summary_table(details), "few": FEW, "bins": BINS}
-    with replace_atomically(folder / PAGE) as temporary:
-        temporary.write_text(page.render(details=details, **values, **tables), "utf-8")
-    return folder / PAGE
-
-
-def confusion_figure(detail: DomainReport, path: Path) -> None:
-    """Draw the confusion matrix. Rows are true classes, colors show fractions of their images."""
-    names = [visible(result.name)[:_MAX_NAME] for result in detail.classes]
-    shares = detail.confusion.double()
-    shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
-    side = max(3.5, min(16.0, 1.8 + 0.38 * len(names)))
-    figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
-    image = axis.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
-    # A dollar sign in a class name must not start a formula.
-    places = range(len(names))
-    axis.set_xticks(places, names, rotation=90, parse_math=False, fontsize=8)
-    axis.set_yticks(places, names, parse_math=False, fontsize=8)
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("true")
-    axis.set_title(
-        f"{visible(detail.domain)}: {detail.accuracy:.1f} % of {detail.n:,}", parse_math=False
-    )
-    if len(names) <= _MAX_COUNTED:
-        for row, counts in enumerate(detail.confusion.tolist()):
-            for column, count in enumerate(counts):
-                if count:
-                    color = "white" if shares[row, column] > 0.6 else "black"
-                    place = {"ha": "center", "va": "center", "fontsize": 7}
-                    axis.text(column, row, f"{count}", color=color, **place)
-    figure.colorbar(image, ax=axis, shrink=0.7, label="fraction of the true class")
-    save_figure(figure, path, dpi=130)
-
-
-def mistakes_sheet(domain: Domain, mistakes: Sequence[Mistake]) -> Image.Image:
-    """Draw the images of mistakes, each with its true and predicted class and probability."""
-    columns = min(_COLUMNS, len(mistakes))
-    rows = -(-len(mistakes) // columns)
-    width, height = _CELL + _GAP, _CELL + 2 * _LINE + _GAP
-    sheet = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    for position, mistake in enumerate(mistakes):
-        left = _GAP + position % columns * width
-        top = _GAP + position // columns * height
-        sheet.paste(tile(domain, mistake.row, _CELL), (left, top))
-        answer = f"{100 * mistake.probability:.1f} % {visible(mistake.predicted)}"
-        for line, text in enumerate((f"true: {visible(mistake.true)}", answer)):
-            while draw.textlength(text, font=font) > _CELL:
-                text = text[:-1]
-            place = (left, top + _CELL + line * _LINE)
-            draw.text(place, text, fill="black" if line == 0 else "#B00020", font=font)
-    return sheet

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from peerdg.augment.view import take
 from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.evaluate.accuracy import evaluate_models
@@ -185,7 +186,8 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
     step = {}
     for phase in phases_of(config):
         rows = torch.linspace(0, len(train) - 1, min(phase.settings.batch_size, len(train))).long()
-        sample = Source(train.subset(rows.to(device)), config.transform)
+        images = take(train.images, rows.to(device))
+        sample = Source(train.subset(rows, images=images), config.transform)
         with seeded(config.seed, "measuring", phase.name):
             validation = inputs.domains.get(VALIDATION)
             network = copy.deepcopy(inputs.network)
