@@ -29,7 +29,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.terminal import one_line
 
-_RANDOM = ("StochasticDepth", "DropPath")  # torchvision's and timm's layers that skip images
+# torchvision's and timm's layers that skip images, and one of torch that draws slopes
+_RANDOM = ("StochasticDepth", "DropPath", "RReLU")
 
 # A process that waits for the first one while it decodes images must not give up.
 PATIENCE = timedelta(hours=2)
@@ -144,24 +145,29 @@ def require_same(what: str, text: str) -> None:
 def divided(method: nn.Module) -> Iterator[None]:
     """Divide the batches of all encoders inside the block.
 
-    The layers of a method's encoders that look across a batch or draw random numbers are changed to
-    work on the whole batch.
+    The modules of a method's encoders that look across a batch or draw random numbers are changed
+    to work on the whole batch. Functions such as `F.dropout` are not known.
     """
     global _divides
     if size() == 1:
         yield
         return
+    hooks = []
     for module in method.modules():
-        if isinstance(module, _BatchNorm):
-            module.forward = MethodType(_normalize_whole, module)  # type: ignore[method-assign]
+        if type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+            module.forward = MethodType(_normalize_whole, module)
         elif _needs_whole_batch(module):
             own = type(module).forward
             module.forward = MethodType(partial(_on_whole, own), module)
+            # Each process gets their whole gradient, and `share_gradients` will add these.
+            hooks += [p.register_hook(lambda g: g / size()) for p in module.parameters()]
     _divides = True
     try:
         yield
     finally:
         _divides = False
+        for hook in hooks:
+            hook.remove()
 
 
 def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -201,6 +207,12 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
         ctx.rows = rows
         counts = [len(part) for part in torch.empty(rows).tensor_split(size())]
+        if len(x) != counts[rank()]:
+            raise ConfigError(
+                f"A layer with random numbers gets {len(x)} rows for {counts[rank()]} images, so "
+                "several processes cannot share this network.",
+                hint="Use one process.",
+            )
         padded = x.new_zeros((max(counts), *x.shape[1:]))
         padded[: len(x)] = x
         parts = [torch.empty_like(padded) for _ in counts]
@@ -241,13 +253,16 @@ class _Sum(torch.autograd.Function):
 
 
 def _needs_whole_batch(module: nn.Module) -> bool:
-    is_random = isinstance(module, _DropoutNd) or type(module).__name__ in _RANDOM
-    return is_random or hasattr(module, "needs_whole_batch")
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    # timm's batch normalization also applies an activation.
+    is_known = isinstance(module, _BatchNorm) or type(module).__name__ in _RANDOM
+    return is_known or hasattr(module, "needs_whole_batch")
 
 
 def _on_whole(forward: Callable[..., Tensor], module: nn.Module, x: Tensor) -> Tensor:
     layer = partial(forward, module)
-    acts = module.training or hasattr(module, "needs_whole_batch")
+    acts = module.training or isinstance(module, _BatchNorm) or hasattr(module, "needs_whole_batch")
     return on_whole_batch(layer)(x) if acts else layer(x)
 
 
@@ -256,7 +271,7 @@ def _normalize_whole(layer: _BatchNorm, x: Tensor) -> Tensor:
 
     mean = Σ_r n_r mean_r / n and var = Σ_r n_r (var_r + (mean_r - mean)²) / n over processes r.
     """
-    if not (_rows and layer.training):
+    if not (_rows and (layer.training or layer.running_mean is None)):
         return type(layer).forward(layer, x)
     wide = x.float() if x.dtype.itemsize == 2 else x
     var, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)

@@ -67,11 +67,9 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     munge.mkdir(exist_ok=True)
     shutil.chown(munge, "munge", "munge")
     environment = {**os.environ, "SLURM_CONF": str(conf)}
-    subprocess.run(
-        ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", find("munged"), "--force"],
-        check=True,
-    )
+    as_munge = ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups"]
     daemons = [
+        subprocess.Popen([*as_munge, find("munged"), "--force", "--foreground"]),
         subprocess.Popen([find("slurmctld"), "-D", "-c"], env=environment),
         subprocess.Popen([find("slurmd"), "-D", "-N", host], env=environment),
     ]
@@ -87,7 +85,6 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
             time.sleep(0.5)
         yield environment
     finally:
-        for daemon in daemons:
+        for daemon in reversed(daemons):
             daemon.terminate()
             daemon.wait()
-        subprocess.run(["pkill", "munged"], check=False)

@@ -127,7 +127,7 @@ def test_a_slurm_array_that_is_queued_again_finishes_and_equals_local_runs(tmp_p
     out, epochs = tmp_path / "bench", 60 if seeds == 1 else 1000
     asked = asked_of(tmp_path, seeds=seeds, epochs=epochs)
     with slurm_here.slurm(tmp_path / "slurm") as environment:
-        limit = "--time 2 --signal B:TERM@60"
+        limit = "--time 2 --signal B:USR1@60"
         command_line = peerdg(*asked, "--out", out, "--executor", "slurm", f"--sbatch={limit}")
         process = start(command_line, env=environment)
         said, error = process.communicate(timeout=60)
@@ -138,7 +138,7 @@ def test_a_slurm_array_that_is_queued_again_finishes_and_equals_local_runs(tmp_p
             wait_for(lambda: list(out.glob("runs/erm-0/checkpoint/1*")))
             # What Slurm does before the time limit.
             subprocess.run(
-                ["scancel", "--batch", "--signal=TERM", f"{job[1]}_0"], env=environment, check=True
+                ["scancel", "--batch", "--signal=USR1", f"{job[1]}_0"], env=environment, check=True
             )
         queue = ["squeue", "-h", "-r", "-j", job[1], "-o", "%i %T %r"]
 

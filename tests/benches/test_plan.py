@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from peerdg.benches.plan import make_plan, read_plan_file
+from peerdg.benches.plan import make_plan, read_plan_file, sweep_rows
 from peerdg.benches.rows import RecordedRows
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
@@ -251,3 +251,11 @@ def test_the_command_reads_a_plan_and_any_row_of_it_may_be_chosen(tmp_path: Path
     assert run([*asked, "--reference", "peer-w3"], debug=False) == 2
     assert "'peer-w3'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_that_no_row_has_is_refused():
+    with pytest.raises(ConfigError, match=r"peer\.w"):
+        sweep_rows({}, ["erm"], ["peer.w=0.1,0.2"])
+    options, rows = sweep_rows({}, ["erm", "peer"], ["peer.w=0.1,0.2"])
+    assert len(rows) == 3 and rows[0] == "erm"
+    assert [options["variant"][row]["peer"]["w"] for row in rows[1:]] == [0.1, 0.2]

@@ -1,5 +1,6 @@
 """Searches by several processes, with a lost one, and by wrong ranges."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,26 @@ def test_the_default_ranges_contain_the_options_of_the_preset():
     assert space.keys() == {"train.lr", "peer.k", "peer.w"}
     assert space["peer.w"].low < config.method_settings.w < space["peer.w"].high
     assert space["peer.k"].high <= config.train.epochs // 3
+
+
+@pytest.mark.runs
+def test_a_list_of_values_is_tried_once_each(tmp_path):
+    words = asked(tmp_path, "--trials", "9")
+    (tmp_path / "space.toml").write_text("peer.k = [1, 2]\ntrain.lr = [0.001, 0.002]\n")
+    assert command(words, debug=False) == 0
+    assert len(list((tmp_path / "tune/runs").iterdir())) == 4
+
+
+def test_an_empty_space_is_refused(tmp_path):
+    (tmp_path / "space.toml").write_text("")
+    with pytest.raises(ConfigError):
+        read_space(tmp_path / "space.toml")
+
+
+def test_a_search_with_other_ranges_is_refused(tmp_path):
+    asked(tmp_path)
+    found = search(tmp_path)
+    found.study()
+    found.study()  # the same one
+    with pytest.raises(ConfigError):
+        replace(found, space={**found.space, "train.lr": Range(1e-5, 1e-2, log=True)}).study()

@@ -38,3 +38,14 @@ def test_gradients_are_those_of_one_process(made, number, processes):
         assert error <= limit * norm, name
     for name, tensor in ranks[0].items():
         assert all(torch.equal(tensor, other[name]) for other in ranks[1:]), name
+
+
+@pytest.mark.runs
+def test_layers_with_activations_and_without_statistics_see_the_whole_batch(tmp_path):
+    for processes in (1, 2):
+        words = ["-m", "tests.distributed.layers", str(tmp_path / f"{processes}")]
+        assert all(code == 0 for code, _ in run(words, processes=processes))
+    alone, first, second = (load_file(tmp_path / name) for name in ("1-0", "2-0", "2-1"))
+    for name, expected in alone.items():
+        torch.testing.assert_close(first[name], expected, rtol=1e-10, atol=1e-10)
+        assert torch.equal(first[name], second[name])

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
@@ -51,7 +50,6 @@ Connect = Callable[[], AbstractContextManager[Executor]]
 """Opens an executor for tasks. It is called again if tasks were lost with the connection."""
 
 _processes: set["subprocess.Popen[bytes]"] = set()  # running processes of this bench
-_stopping = threading.Event()
 
 
 def run_folder(
@@ -201,7 +199,6 @@ def execute(
     tasks: Sequence[Task], connect: Connect, display: "BenchDisplay | None" = None
 ) -> dict[str, str]:
     """Run the tasks, and return the reasons for failures, by name."""
-    _stopping.clear()
     failures: dict[str, str] = {}
     terminated: set[subprocess.Popen[bytes]] = set()
     pending: dict[Future[int], Task] = {}
@@ -229,7 +226,6 @@ def execute(
                 if display is not None:
                     display.update(task.name for task in (*pending.values(), *waiting))
                 if stop:
-                    _stopping.set()
                     waiting = []
                     for future in pending:
                         future.cancel()
@@ -244,7 +240,6 @@ def execute(
                 elif waiting:
                     time.sleep(POLL_SECONDS)
         finally:  # an error, or a second Ctrl-C
-            _stopping.set()
             for future in pending:
                 future.cancel()
             for process in _processes.copy():

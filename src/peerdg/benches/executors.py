@@ -1,5 +1,6 @@
 """Train the runs of a bench on a cluster: with dask, or as a Slurm array."""
 
+import hashlib
 import os
 import re
 import shlex
@@ -52,15 +53,18 @@ def submit_slurm(commands: Sequence[Sequence[str]], out: Path, options: str) -> 
     if sbatch is None:
         hint = "Run this command on a machine that can submit jobs."
         raise ConfigError("--executor slurm needs the command sbatch.", hint=hint)
-    with replace_atomically(out / "slurm.txt") as temporary:
-        temporary.write_text("".join(f"{shlex.join(words)}\n" for words in commands), "utf-8")
+    lines = "".join(f"{shlex.join(words)}\n" for words in commands)
+    # Tasks of an earlier submission may still read their own file.
+    runs = out / f"slurm-{hashlib.blake2b(lines.encode(), digest_size=6).hexdigest()}.txt"
+    with replace_atomically(runs) as temporary:
+        temporary.write_text(lines, "utf-8")
     script = files("peerdg.benches").joinpath("slurm.sh").read_text("utf-8")
     command = [
         *(sbatch, "--parsable", f"--array=0-{len(commands) - 1}", "--job-name=peerdg"),
-        *("--requeue", "--open-mode=append", "--signal=B:TERM@120"),
+        *("--requeue", "--open-mode=append", "--signal=B:USR1@120"),
         *(f"--output={out / 'slurm-%a.log'}", *shlex.split(options)),
     ]
-    environment = {**os.environ, "PEERDG_RUNS": str(out / "slurm.txt")}
+    environment = {**os.environ, "PEERDG_RUNS": str(runs)}
     environment |= {"PEERDG_PYTHON": sys.executable}
     made = subprocess.run(  # noqa: S603  (the user's own options)
         command, input=script, env=environment, capture_output=True, text=True, check=False

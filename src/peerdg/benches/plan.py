@@ -269,9 +269,13 @@ def sweep_rows(
         The options with more variants, and the rows.
     """
     variants, rows = dict(options.get(VARIANT, {})), []
-    for row in methods:
-        table = variants.get(row, {"method": row})
-        used = [values for name, values in map(_read_sweep, sweeps) if _applies(name, table)]
+    tables = {row: variants.get(row, {"method": row}) for row in methods}
+    read = [_read_sweep(text) for text in sweeps]
+    for name, _ in read:
+        if not any(_applies(name, table) for table in tables.values()):
+            raise ConfigError(f"No method of the bench has the option {name}.")
+    for row, table in tables.items():
+        used = [values for name, values in read if _applies(name, table)]
         for chosen in product(*used):
             label = "-".join([row, *(f"{n.rpartition('.')[2]}-{text}" for n, text, _ in chosen)])
             rows.append(label)

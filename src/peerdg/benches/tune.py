@@ -12,11 +12,12 @@ queued again: its run continues from the last checkpoint.
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ from peerdg.options import did_you_mean, merge, nested, read_toml
 from peerdg.report.runs import read_run
 from peerdg.rng import seed_for
 from peerdg.run.config import RunConfig, resolve_given
+from peerdg.run.folder import RunFolder
+from peerdg.run.prepare import load_splits
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -58,6 +61,14 @@ class Range:
         if isinstance(self.low, int) and isinstance(self.high, int):
             return trial.suggest_int(name, self.low, self.high, log=self.log)
         return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+    @property
+    def count(self) -> float:
+        """Number of values."""
+        if self.values:
+            return len(self.values)
+        both = isinstance(self.low, int) and isinstance(self.high, int)
+        return self.high - self.low + 1 if both else math.inf
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -102,6 +113,8 @@ def read_space(path: Path) -> dict[str, Range]:
                 raise ConfigError(f"{prefix}{key} in {path} has no range.", hint=hint)
 
     read(read_toml(path), "")
+    if not space:
+        raise ConfigError(f"{path} has no ranges.")
     for name, each in space.items():
         if not each.values and (each.low >= each.high or (each.log and each.low <= 0)):
             raise ConfigError(f"{name} in {path} has an empty or invalid range.")
@@ -130,6 +143,8 @@ class Search:
                 config = self.config({**middle, name: end})
         if self.rule == "crafted-val" and config.crafted == "off":
             raise ConfigError("--objective crafted-val needs --crafted disjoint.")
+        if load_splits(config).validation is None:
+            raise ConfigError("A search needs validation images of the source.")
 
     def study(self) -> "Study":
         """Open the study, or create it."""
@@ -140,7 +155,8 @@ class Search:
         self.out.mkdir(parents=True, exist_ok=True)
         file = str(self.out / "journal.log")
         journal = JournalFileBackend(file, JournalFileOpenLock(file))
-        key = json.dumps([self.options, sorted(self.space), self.rule], default=str)
+        space = {name: asdict(each) for name, each in self.space.items()}
+        key = json.dumps([self.options, space, self.rule], sort_keys=True, default=str)
         name = hashlib.blake2b(key.encode(), digest_size=6).hexdigest()
         storage = optuna.storages.JournalStorage(journal)
         known = optuna.get_all_study_names(storage)
@@ -158,7 +174,8 @@ class Search:
         self.check()
         study = self.study()
         (self.out / "trials").mkdir(exist_ok=True)
-        while (missing := self.trials - len(counted(study))) > 0:
+        trials = min(self.trials, math.prod(each.count for each in self.space.values()))
+        while (missing := trials - len(counted(study))) > 0:
             with self._next(study, missing) as trial:
                 if trial is None:
                     time.sleep(POLL_SECONDS)  # other processes work on the last trials
@@ -170,7 +187,7 @@ class Search:
         return study
 
     @contextmanager
-    def _next(self, study: "Study", missing: int) -> "Iterator[Trial | None]":
+    def _next(self, study: "Study", missing: float) -> "Iterator[Trial | None]":
         """Lock and yield the next trial, or None if others work on all that are missing."""
         optuna = import_extra("optuna", "tune")
         with FileLock(self.out / "tune.lock"):
@@ -182,18 +199,30 @@ class Search:
             if len(running) - len(lost) >= missing:
                 trial = None
             else:
-                seed = seed_for(int(self.options.get("seed", 0)), "tune", len(study.trials))
-                study.sampler = optuna.samplers.TPESampler(seed=seed % 2**32)
-                trial = study.ask()
+                others = [t for t in running if t not in lost]
+                trial = self._ask(study, [t.params for t in (*counted(study), *others)])
                 lock = FileLock(self.out / "trials" / f"{trial.number}.lock")
                 lock.acquire()
-                for name, each in self.space.items():
-                    each.suggest(trial, name)
         try:
             yield trial
         finally:
             if trial is not None:
                 lock.release()
+
+    def _ask(self, study: "Study", tried: Sequence[Mapping[str, Any]]) -> "Trial":
+        """Draw options that were not tried before."""
+        samplers = import_extra("optuna", "tune").samplers
+        sampler = samplers.TPESampler
+        while True:
+            seed = seed_for(int(self.options.get("seed", 0)), "tune", len(study.trials))
+            study.sampler = sampler(seed=seed % 2**32)
+            trial = study.ask()
+            for name, each in self.space.items():
+                each.suggest(trial, name)
+            if trial.params not in tried:
+                return trial
+            study.tell(trial, state=import_extra("optuna", "tune").trial.TrialState.FAIL)
+            sampler = samplers.RandomSampler  # the other may insist
 
     def _is_held(self, number: int) -> bool:
         try:
@@ -212,9 +241,13 @@ class Search:
         failures = execute([task], partial(ThreadPoolExecutor, 1))
         options = ", ".join(f"{name} = {short(value)}" for name, value in trial.params.items())
         if failures:
-            trial.set_user_attr(ERROR, failures[task.name])
+            diverged = RunFolder(folder).failure_file.exists()
+            if diverged:
+                trial.set_user_attr(ERROR, failures[task.name])
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             show(f"trial {trial.number}: {options}: failed: {failures[task.name]}")
+            if not diverged:  # e.g. a full disk: the same would happen to all other trials
+                raise PeerdgError(failures[task.name], hint="Repeat the command to continue.")
             return
         score = self.score(folder)
         study.tell(trial, score)

@@ -127,7 +127,7 @@ def submit_bench(
         job = submit_slurm(commands, out, options) if commands else None
     if job is not None:
         console.print(f"{len(commands)} runs are submitted as job {job}. When they are complete:")
-    console.print("Make the report with the same command, without --executor.")
+    console.print("Make the report with the same command, with --no-train instead of --executor.")
 
 
 def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:

@@ -87,7 +87,7 @@ def train(
 
 def share_among(processes: int) -> None:
     """Run this command in several processes instead, unless this is one of them."""
-    if processes > 1 and "WORLD_SIZE" not in os.environ:
+    if processes > 1 and os.environ.get("WORLD_SIZE", "1") == "1":
         sys.exit(launch(sys.argv[1:], processes))
 
 

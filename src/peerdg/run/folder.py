@@ -66,7 +66,8 @@ class FolderLock:
     def acquire(self, *, wait: bool = False) -> None:
         """Take the lock and record its owner. Raise or wait if another process holds it."""
         try:
-            self._lock.acquire(timeout=-1 if wait else 0)
+            # Another process may hold it for a moment, to see whether the run is in progress.
+            self._lock.acquire(timeout=-1 if wait else 0.3)
         except Timeout as error:
             raise RunInUseError(
                 f"{self.folder} is in use{self._describe_owner()}.",

@@ -31,6 +31,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     }
     command = [sys.executable, "-P", "-m", "peerdg", *arguments]
     started: list[subprocess.Popen[bytes]] = []
+    passed_on: list[int] = []
     try:
         for rank in map(str, range(processes)):
             own = {**environment, "RANK": rank, "LOCAL_RANK": rank}
@@ -38,6 +39,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes
 
         def pass_on(number: int, _: object) -> None:
+            passed_on.append(number)
             for each in started:
                 each.send_signal(number)
 
@@ -50,11 +52,14 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             if ends is None and any(codes):
                 ends = time.monotonic() + GRACE_SECONDS
             time.sleep(POLL_SECONDS)
+        if passed_on:
+            return 128 + passed_on[0]
         for number, code in enumerate(codes):
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
+                hint = "Out of memory? Use fewer --processes." if name == "SIGKILL" else None
                 message = f"Process {number} of {processes} was killed by {name}."
-                raise PeerdgError(message, hint="Out of memory? Use fewer --processes.")
+                raise PeerdgError(message, hint=hint)
         return next((code for code in codes if code), 0)
     finally:
         for each in started:

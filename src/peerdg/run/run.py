@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from peerdg import distributed
+import peerdg.distributed as distributed
 from peerdg.data import VALIDATION
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, NumericalError, OutputError, PeerdgWarning, Stopped
@@ -84,6 +84,8 @@ def start_run(
         The options, with the chosen number of epochs, and the deployed network.
     """
     budget, began = None, time.monotonic()
+    if minutes is not None and distributed.size() > 1:
+        raise ConfigError("--minutes only works with one process.", hint="Choose --train.epochs.")
     distributed.connect(find_device(config.device))
     distributed.require_same("options", config.hash)
     for phase in phases_of(config):
@@ -120,7 +122,8 @@ def _train_run(
     inputs = load_inputs(
         config, splits=splits, model=model, note=progress.note, reading=progress.reading
     )
-    if folder.new_config is not None and budget is None and isinstance(progress, ConsoleProgress):
+    is_shown = isinstance(progress, ConsoleProgress) and distributed.size() == 1
+    if folder.new_config is not None and budget is None and is_shown:
         progress.note("Measuring how long a step takes.")
         with contextlib.suppress(RuntimeError, TypeError, NumericalError):  # then no estimate
             progress.note(estimate(config, inputs))
@@ -142,6 +145,7 @@ def _train_run(
     run = Run(config, folder, inputs, progress)
     distributed.from_first(config.toml())
     distributed.require_same("images or weights", _inputs_hash(inputs))
+    distributed.require_same("a checkpoint", run.checkpointer.position)
     with run.failures_recorded():
         method = run.train(profile=profile, stop_after=stop_after)
     deployed = _deployed(config, inputs, method)
@@ -164,7 +168,9 @@ def _follow_run(
     config = resolve(tomllib.loads(text))
     inputs = load_inputs(config, splits=splits, model=model)
     distributed.require_same("images or weights", _inputs_hash(inputs))
-    method = Follower(config, RunFolder(out), inputs).train(stop_after=stop_after)
+    run = Follower(config, RunFolder(out), inputs)
+    distributed.require_same("a checkpoint", run.checkpointer.position)
+    method = run.train(stop_after=stop_after)
     distributed.disconnect()  # once process 0 has written the model
     return config, _deployed(config, inputs, method)
 
@@ -361,6 +367,7 @@ class Run(Hooks):
         if self.folder.model.exists():
             predict = command("predict", path, "IMAGE")
             stopped.message += f"\n  or use the model so far:\n  {predict}"
+        distributed.highest(0)  # the others wait until everything is saved
 
 
 class Follower(Run):
@@ -392,7 +399,7 @@ class Follower(Run):
 
     @override
     def save_stopped(self, state: TrainState, stopped: Stopped) -> None:
-        pass
+        distributed.highest(0)  # until process 0 has saved the state
 
 
 def _warn_of_options(config: RunConfig, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from peerdg import distributed
+import peerdg.distributed as distributed
 from peerdg.augment.view import RandomView
 from peerdg.data.cache import memory_budget
 from peerdg.data.decode import in_parallel
