@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.export import SUFFIXES, Format, require_packages
+from peerdg.export import Format, require_packages
 from peerdg.terminal import console
 
 
@@ -17,7 +17,7 @@ def export(
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a run's deployed model as ONNX, torch.export or plain weights, with a model card.
+    """Write a run's deployed model as ONNX, torch.export, weights or a Hub folder, with its card.
 
     The exported model is run on sample images. If its logits differ from the original's by more
     than 0.0001, nothing is written and the command ends with code 4.
@@ -26,8 +26,8 @@ def export(
 
     Args:
         run: Run folder or model folder.
-        format: onnx, torch-export (a .pt2 file), or safetensors (weights, named as in the library
-            that the network comes from).
+        format: onnx, torch-export (a .pt2 file), safetensors (weights, named as in the library
+            that the network comes from), or hub (the same as a folder for the Hugging Face Hub).
         output: File with the suffix of the format (.onnx, .pt2 or .safetensors), or a new folder.
             Default: NAME-FORMAT.
         overwrite: Replace an existing file.
@@ -41,4 +41,4 @@ def export(
     for path in done.files:
         console.print(f"{path}")
     difference = f"Its logits differ from the original's by at most {done.difference:.1e}"
-    console.print(f"The {SUFFIXES[format]} file is {size:.1f} MB. {difference}.")
+    console.print(f"The {done.path.suffix} file is {size:.1f} MB. {difference}.")

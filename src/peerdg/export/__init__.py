@@ -1,4 +1,4 @@
-"""Export a trained model as ONNX, torch.export or plain weights.
+"""Export a trained model as ONNX, torch.export, plain weights or a Hugging Face Hub folder.
 
 The formats are defined here so that the command line can list them without importing torch.
 """
@@ -8,8 +8,8 @@ from typing import Literal
 
 from peerdg.errors import ConfigError
 
-Format = Literal["onnx", "torch-export", "safetensors"]
-SUFFIXES: dict[Format, str] = {
+Format = Literal["onnx", "torch-export", "safetensors", "hub"]
+SUFFIXES: dict[Format, str] = {  # of formats that may be a single file
     "onnx": ".onnx",
     "torch-export": ".pt2",
     "safetensors": ".safetensors",

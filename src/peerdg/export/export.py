@@ -15,9 +15,11 @@ from torch import Tensor
 from peerdg import __version__
 from peerdg.errors import OutputError
 from peerdg.export import SUFFIXES, Format, require_packages
+from peerdg.export.hub import hub_card, hub_config
 from peerdg.export.writers import Origin, Run, origin_of, write_onnx, write_program, write_weights
 from peerdg.files import TEMPORARY, require_replaceable, writing
 from peerdg.models.classifier import Classifier, in_eval_mode
+from peerdg.models.stored import WEIGHTS
 from peerdg.run.model import CARD, model_card
 
 TOLERANCE = 1e-4
@@ -48,21 +50,24 @@ def export_model(
     require_packages(format)
     files = _files(output, format, overwrite)
     backbone, size = description["backbone"], description["image_size"]
-    origin = origin_of(model, backbone) if format == "safetensors" else Origin()
+    is_weights = format in ("safetensors", "hub")
+    origin = origin_of(model, backbone) if is_weights else Origin()
     about = _about(model, description, format, origin)
     with in_eval_mode(model), writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=TEMPORARY) as temporary:
             path, about_file, card_file = (Path(temporary) / file.name for file in files)
-            if format == "safetensors":
+            if is_weights:
                 run = write_weights(model, path, backbone=backbone, origin=origin)
             else:
                 write = write_onnx if format == "onnx" else write_program
                 run = write(model, path, size=size, about=about)
             difference = require_same_answers(model, run, size=size)
+            card = model_card(description, about, file=path.name, difference=difference)
+            if format == "hub":
+                about, card = hub_config(model, about), hub_card(card, about, description)
             text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
             about_file.write_text(text, "utf-8")
-            card = model_card(description, about, file=path.name, difference=difference)
             card_file.write_text(card, "utf-8")
             files[0].parent.mkdir(exist_ok=True)
             for file in reversed(files):  # the model last: its presence marks a complete export
@@ -72,9 +77,11 @@ def export_model(
 
 def _files(output: Path, format: Format, overwrite: bool) -> tuple[Path, Path, Path]:
     """Choose the files for the model, its description and its card. Refuse to replace files."""
-    if output.suffix.lower() != SUFFIXES[format]:
+    if output.suffix.lower() != SUFFIXES.get(format):
         if output.is_dir() and any(output.iterdir()):
             raise OutputError(f"{output} is not empty.", hint="Choose a new folder with -o.")
+        if format == "hub":
+            return output / WEIGHTS, output / "config.json", output / "README.md"
         name = "weights" if format == "safetensors" else "model"
         return output / f"{name}{SUFFIXES[format]}", output / "about.json", output / CARD
     if output.exists() and not overwrite:
@@ -144,6 +151,6 @@ def _about(
         "peerdg": __version__,
     }
     about |= {key: description[key] for key in ("added_layers", "combined") if description.get(key)}
-    if format == "safetensors":
+    if format in ("safetensors", "hub"):
         about |= {"library": origin.library, "network": list(origin.code)}
     return about
