@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast test-all lint format mutants audit bench clean
+.PHONY: help demo test test-fast test-all lint format docs test-browser mutants audit bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,11 @@ test-fast: $(READY) ## Run the tests that neither train runs nor start processes
 test-all: $(READY) ## Run all tests, also those that take minutes, every command in a new interpreter
 	REAL_PROCESSES=1 $(PYTEST)
 
+test-browser: $(READY) ## Open pages in Chromium, which must be installed
+	$(PIP) playwright
+	-npm install --silent --no-save --prefix build/axe axe-core@4.14.0
+	$(BIN)/pytest tests/browser
+
 lint: $(READY) ## Check style, types, the direction of imports and English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,6 +43,10 @@ lint: $(READY) ## Check style, types, the direction of imports and English
 format: $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Paths in `examples` and `results` belong to the site, so its source is the whole project.
+docs: $(READY) ## Build the documentation site in build/site
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/site
 
 mutants: $(READY) ## Check that the tests notice mistakes (hours, can be resumed)
 	$(BIN)/python -m tests.mutants

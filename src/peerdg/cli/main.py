@@ -35,6 +35,7 @@ COMMANDS = {
     "export": "Write a trained model as ONNX, torch.export or plain weights.",
     "runs": "List and compare run folders.",
     "report": "Write a page about runs: robustness, mistakes, curves.",
+    "watch": "Show runs in a browser as they train.",
     "analyze otdd": "Compute the optimal transport dataset distance between domains.",
     "analyze cka": "Compare the features of networks, layer by layer.",
     "analyze connectivity": "Evaluate the networks on a line between two snapshots.",

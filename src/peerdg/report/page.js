@@ -132,5 +132,34 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   draw(data);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(data));
-  globalThis.peerdg = { draw, element };
+
+  // A watched page loads the runs again and again. Only changed curves are drawn again.
+  const WAIT = 2000;
+  const runs = document.getElementById("runs");
+
+  function list(rows) {
+    runs.replaceChildren();
+    for (const row of rows) {
+      const line = element("tr", runs);
+      element("th", line, row.run, { scope: "row" });
+      for (const key of ["status", "progress", "left", "accuracy"]) element("td", line, row[key] ?? "");
+      element("pre", element("td", line), row.log ?? "");
+    }
+  }
+
+  async function watch(shown) {
+    const state = document.getElementById("state");
+    let now = shown;
+    try {
+      now = await (await fetch("data.json")).json();
+      state.textContent = `${now.runs.length} runs, ${now.runs.filter(r => r.status === "running").length} in training`;
+    } catch {
+      state.textContent = "The server has stopped. Start `peerdg watch` again.";
+    }
+    list(now.runs);
+    if (JSON.stringify(now.charts) !== JSON.stringify(shown.charts)) draw(now);
+    setTimeout(watch, WAIT, now);
+  }
+
+  if (runs) watch(data);
 })();

@@ -1,0 +1,134 @@
+"""Show the runs below a folder as they train, on a page from a local server."""
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from peerdg.errors import ConfigError, PeerdgError
+from peerdg.report.curves import curves
+from peerdg.report.html import render
+from peerdg.report.runs import RunResult, read_run
+from peerdg.run.progress import duration, summarize
+from peerdg.terminal import visible
+
+HOST = "127.0.0.1"
+PHASES = ("pretrain", "train")
+_TAIL = 3  # lines of a log
+_RECENT = 5  # epochs to estimate the time left from
+
+
+class Watched:
+    """The runs below a folder. Only changed ones are read again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[Path, tuple[list[tuple[int, int]], RunResult | str]] = {}
+
+    def data(self) -> dict[str, Any]:
+        """Read the state and curves of all runs."""
+        rows, shown = [], {}
+        for file in sorted(self.folder.rglob("config.toml")):
+            if not (file.parent / "events.jsonl").exists():
+                continue
+            name = visible(str(file.parent.relative_to(self.folder)))
+            name = file.parent.name if name == "." else name
+            run = self._read(file.parent)
+            if isinstance(run, str):
+                rows.append({"run": name, "status": "unreadable", "log": run})
+                continue
+            rows.append(_row(name, run))
+            if run.evaluations:
+                shown[name] = [run]
+        return {"runs": rows, **curves(shown)}
+
+    def _read(self, path: Path) -> RunResult | str:
+        files = [path / name for name in ("metrics.jsonl", "events.jsonl", "done.json", "run.lock")]
+        stamp = [(f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.exists()]
+        known = self._known.get(path)
+        if known is None or known[0] != stamp or getattr(known[1], "status", "") == "running":
+            try:
+                known = stamp, read_run(path)
+            except PeerdgError as error:
+                known = stamp, visible(error.message)
+            self._known[path] = known
+        return known[1]
+
+
+def _row(name: str, run: RunResult) -> dict[str, str]:
+    planned = {phase: int(run.config.get(phase, {}).get("epochs", 0)) for phase in PHASES}
+    phase = run.epochs[-1]["phase"] if run.epochs else "pretrain"
+    recent = [e["seconds"] for e in run.epochs if e["phase"] == phase and "seconds" in e][-_RECENT:]
+    done = run.epochs[-1]["epoch"] if run.epochs else 0
+    left = ""
+    if run.status == "running" and recent and phase == "train":
+        left = duration((planned[phase] - done) * sum(recent) / len(recent))
+    accuracy = summarize(run.final(run.deployed)) if run.evaluations else []
+    log = run.path / "log.txt"
+    lines = log.read_text("utf-8", "replace").splitlines()[-_TAIL:] if log.exists() else []
+    return {
+        "run": name,
+        "status": run.status,
+        "progress": f"{phase} {done}/{planned[phase]}",
+        "left": left,
+        "accuracy": visible(", ".join(f"{domain} {value:.1f}" for domain, value in accuracy)),
+        "log": "\n".join(map(visible, lines)),
+    }
+
+
+class WatchServer(ThreadingHTTPServer):
+    """A read-only server for this machine. It has two addresses: the page and its data."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.watched = Watched(folder)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"Port {port} cannot be used: {error}.", hint="Choose another --port, or 0."
+            ) from error
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+    @cached_property
+    def hosts(self) -> set[str]:
+        """Accepted names. Others would let web pages read the runs by DNS rebinding."""
+        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: WatchServer
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host") not in self.server.hosts:
+            self.send_error(HTTPStatus.FORBIDDEN)
+            return
+        watched = self.server.watched
+        pages: dict[str, tuple[str, Callable[[], str]]] = {
+            "/": ("text/html", lambda: _page(watched)),
+            "/data.json": ("application/json", lambda: json.dumps(watched.data())),
+        }
+        if self.path not in pages:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        kind, make = pages[self.path]
+        content = make().encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Print nothing."""
+
+
+def _page(watched: Watched) -> str:
+    title = f"Runs in {watched.folder.absolute().name}"
+    return render("watch.html.jinja", watched.data(), connects=True, title=title)
