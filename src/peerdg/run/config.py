@@ -83,6 +83,9 @@ class RunConfig:
     keep_snapshots: bool = option(
         False, "save the trained network's weights at every evaluation, for `peerdg analyze`"
     )
+    logger: Literal["tensorboard", "wandb"] | None = option(
+        None, "also log to TensorBoard or Weights & Biases"
+    )
     data: Any = None
     pretrain: PhaseSettings = field(default_factory=PhaseSettings)
     train: PhaseSettings = field(default_factory=PhaseSettings)
@@ -137,7 +140,7 @@ class RunConfig:
 
 
 # Options that may change when a run is resumed, because they do not affect its result.
-MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root", "share_pretraining"}
+MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root", "share_pretraining", "logger"}
 # Data set options that are paths. Data is compared by fingerprint, not by path.
 DATA_PLACES = {
     f"{data.name}.{f.name}"

@@ -268,7 +268,7 @@ class RunFolder:
         for path in (
             *(self.done_file, self.failure_file, self.profile_file, self.path / "report.md"),
             *(self.metrics.path, self.events.path, self.checkpoints, self.snapshots, self.model),
-            self.analysis,
+            *(self.analysis, self.path / "tensorboard", self.path / "wandb"),
             *(self.manifest_file, self.files_file, self.config_file),
         ):
             remove(path)

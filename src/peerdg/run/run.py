@@ -30,6 +30,7 @@ from peerdg.run.checkpoint import Background, Checkpointer
 from peerdg.run.config import RunConfig, notes, resolve
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device, has_bf16, peak_memory
+from peerdg.run.loggers import numbers_of, open_logger
 from peerdg.run.manifest import check_manifest, refuse_changed_data
 from peerdg.run.model import finish, model_writer
 from peerdg.run.prepare import Inputs, class_order, load_inputs, load_splits, make_method, phases_of
@@ -210,6 +211,7 @@ class Run(Hooks):
         self.config, self.folder, self.inputs, self.progress = config, folder, inputs, progress
         self.checkpointer = Checkpointer(folder, minutes=config.checkpoint_minutes)
         self._background = Background()
+        self._logger = config.logger and open_logger(config.logger, folder.path, config.tables())
         for problem in self.checkpointer.problems:
             warnings.warn(problem, PeerdgWarning, stacklevel=3)
             folder.event("damaged", message=problem)
@@ -234,6 +236,8 @@ class Run(Hooks):
         finally:
             with contextlib.closing(self._background):
                 self.checkpointer.close()
+            if self._logger:
+                self._logger.close()
 
     def train(self, *, profile: bool = False, stop_after: int | None = None) -> Method:
         """Train all phases and return the method. A resumed run continues where it stopped."""
@@ -307,7 +311,7 @@ class Run(Hooks):
     ) -> None:
         self.folder.require_present()
         position, steps = {"phase": state.phase, "epoch": state.epoch + 1}, state.step
-        self.folder.metrics.append({"kind": "epoch", **position, **state.take_means(), **values})
+        self._record({"kind": "epoch", **position, **state.take_means(), **values})
         timed = {} if timed_steps == steps else {"timed_steps": timed_steps}
         self.folder.event("epoch", **position, steps=steps, seconds=round(seconds, 3), **timed)
 
@@ -332,11 +336,16 @@ class Run(Hooks):
             state.evaluated = True
             self.record_evaluation(state, records)
 
+    def _record(self, *records: dict[str, Any]) -> None:
+        self.folder.metrics.append(*records)
+        if self._logger:
+            for record in records:
+                self._logger.log(numbers_of(record), record["epoch"])
+
     def record_evaluation(self, state: TrainState, records: list[dict[str, Any]]) -> None:
         """Write the results of an evaluation, and the networks."""
         position = {"phase": state.phase, "epoch": state.epoch}
-        rows = ({"kind": "evaluation", **position, **record} for record in records)
-        self.folder.metrics.append(*rows)
+        self._record(*({"kind": "evaluation", **position, **record} for record in records))
         if self.config.keep_snapshots:
             path = self.folder.snapshots / f"{state.epoch:06d}.safetensors"
             with replace_atomically(path) as file:
