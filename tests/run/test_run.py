@@ -149,3 +149,10 @@ def test_a_profile_is_written_when_the_work_fails(tmp_path: Path):
     with pytest.raises(KeyError), write_profile(tmp_path / "p.json", torch.device("cpu")):
         raise KeyError
     assert json.loads((tmp_path / "p.json").read_text())["stages"].keys() == {REST}
+
+
+def test_a_script_gets_the_result_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = photo_run(tmp_path, "--json")
+    shown = json.loads(capsys.readouterr().out)
+    done = json.loads((out / "done.json").read_text())
+    assert shown == {k: v for k, v in done.items() if k != "weights_sha256"} | {"run": str(out)}

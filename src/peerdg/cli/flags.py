@@ -53,6 +53,7 @@ OptionalWhole = Annotated[int | None, Parameter(converter=whole_number)]
 SeedList = Annotated[tuple[int, ...] | None, Parameter(converter=whole_numbers)]
 Plugin = Annotated[Path | None, Parameter(help="Python file with your own method; it is executed")]
 Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="hide progress")]
+Json = Annotated[bool, Parameter(name="--json", help="print the result as JSON")]
 
 
 def options_for(command: str, arguments: Sequence[str]) -> Any:

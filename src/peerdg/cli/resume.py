@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from peerdg.cli.flags import OptionalWhole, Plugin, Quiet, Whole
+from peerdg.cli.flags import Json, OptionalWhole, Plugin, Quiet, Whole
 from peerdg.methods.registry import loaded_plugin
 from peerdg.run.config import resolve
 from peerdg.run.folder import read_run_config
@@ -19,6 +19,7 @@ def resume(
     stop_after: OptionalWhole = None,
     processes: Whole = 1,
     quiet: Quiet = False,
+    as_json: Json = False,
     plugin: Plugin = None,
 ) -> None:
     """Continue a run that was stopped or killed. The result is the same as without interruption.
@@ -44,5 +45,10 @@ def resume(
         read_run_config(run), {name: value for name, value in given.items() if value is not None}
     )
     run_and_report(
-        config, run, "renew" if accept_new_data else "resume", quiet=quiet, stop_after=stop_after
+        config,
+        run,
+        "renew" if accept_new_data else "resume",
+        quiet=quiet,
+        as_json=as_json,
+        stop_after=stop_after,
     )

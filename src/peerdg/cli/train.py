@@ -1,5 +1,6 @@
 """`peerdg train`: train a method on one domain."""
 
+import json
 import os
 import re
 import sys
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import ConfigFile, Data, Options, Plugin, Quiet, Whole, resolve_flags
+from peerdg.cli.flags import ConfigFile, Data, Json, Options, Plugin, Quiet, Whole, resolve_flags
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.options import merge, read_toml
@@ -29,6 +30,7 @@ def train(
     overwrite: bool = False,
     profile: bool = False,
     quiet: Quiet = False,
+    as_json: Json = False,
     minutes: float | None = None,
     report: bool = False,
     processes: Whole = 1,
@@ -78,6 +80,7 @@ def train(
         out,
         existing,
         quiet=quiet,
+        as_json=as_json,
         report=report,
         profile=profile,
         minutes=minutes,
@@ -97,6 +100,7 @@ def run_and_report(
     existing: Existing,
     *,
     quiet: bool,
+    as_json: bool,
     report: bool = False,
     **options: Any,
 ) -> None:
@@ -116,6 +120,15 @@ def run_and_report(
     from peerdg.report.table import final_table, profile_table
 
     trained = read_run(out)
+    if report:
+        from peerdg.report.pages import HTML, write_runs_page
+
+        page = write_runs_page([trained], out / HTML)
+    if as_json:
+        accuracy = {network: trained.final(network) for network in trained.networks}
+        record = {"run": str(out), "deployed": trained.deployed, "accuracy": accuracy}
+        print(json.dumps(record))  # noqa: T201  (for programs)
+        return
     console.print(final_table(trained))
     if options.get("profile"):
         console.print(profile_table(trained))
@@ -123,9 +136,5 @@ def run_and_report(
         chosen = require_model(out / "model")["training"]["selection"]
         console.print(f"The table shows the last epoch. Deployed by {chosen}.")
     console.print(f"Model in {out}/model. Use it with: {command('predict', out, 'IMAGE')}")
-    if report:
-        from peerdg.report.pages import HTML, write_runs_page
-
-        console.print(f"Page: {write_runs_page([trained], out / HTML)}")
-    else:
-        console.print(f"Make a page about it with: {command('report', out)}")
+    made = f"Page: {page}" if report else f"Make a page about it with: {command('report', out)}"
+    console.print(made)

@@ -1,10 +1,10 @@
 """Show the progress of a run as a bar or as lines in a log, without importing torch."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 from typing_extensions import override
 
 from peerdg.crafted import DISJOINT
@@ -63,8 +64,20 @@ class ProgressDisplay:
         """Called at the end of the run to remove the display."""
 
 
+class Block(Progress):
+    """A progress bar with the last accuracies below it."""
+
+    accuracies = ""
+
+    @override
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.accuracies:
+            yield Text(self.accuracies, no_wrap=True, overflow="ellipsis")
+
+
 class ConsoleProgress(ProgressDisplay):
-    """Show a bar on a terminal or lines in a log, and the accuracies of each evaluation.
+    """Show a steady block on a terminal: a bar and the last accuracies. Print lines in a log.
 
     Args:
         console: Console to write to. Usually standard error, so that results can be piped.
@@ -76,7 +89,7 @@ class ConsoleProgress(ProgressDisplay):
         self.clock = clock
         self._is_live = is_live(console)
         self._reading = ReadingBar(console)
-        self._bar = Progress(
+        self._bar = Block(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TaskProgressColumn(),
@@ -153,9 +166,17 @@ class ConsoleProgress(ProgressDisplay):
         for record in records:
             accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
         width = max([5, *map(len, accuracy)])
+        lines = []
         for model, by_domain in accuracy.items():
             values = "  ".join(f"{name} {value:.1f}" for name, value in summarize(by_domain))
-            self.note(f"epoch {epoch:>4}/{self._phase.settings.epochs}  {model:<{width}} {values}")
+            lines.append(
+                f"epoch {epoch:>4}/{self._phase.settings.epochs}  {model:<{width}} {values}"
+            )
+        if self._is_live:
+            self._bar.accuracies = "\n".join(map(visible, lines))
+        else:
+            for line in lines:
+                self.note(line)
 
     @override
     def close(self) -> None:
