@@ -16,6 +16,7 @@ from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError, DamagedError
 from peerdg.files import sha256
 from peerdg.methods.recipes import RECIPES
+from peerdg.models.stored import require_model
 from peerdg.report.compare import by_variant
 from peerdg.report.runs import load_runs, save_runs
 from tests.benches.tiny import TRAIN, images, plan, trained, trained_run
@@ -77,6 +78,9 @@ def test_every_method_of_a_shared_run_is_bit_for_bit_what_it_is_alone(tmp_path: 
         assert set(view.shared_with) == {*methods} - {method}
         losses.add(tuple(r["loss"] for r in view.evaluations if r["model"] == view.deployed))
     assert len(losses) == len(methods)  # they are different networks
+    (kept,) = (view for view in shared.values() if view.stored)
+    stored = require_model(kept.model_folder)["training"]["accuracy"]
+    assert {name: each["accuracy"] for name, each in stored.items()} == kept.final(kept.deployed)
     save_runs(tmp_path, list(shared.values()))
     again = by_variant(load_runs(tmp_path))
     assert len(again) == len(methods)

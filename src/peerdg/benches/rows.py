@@ -197,6 +197,7 @@ def _view(member: PlannedMethod, run: PlannedRun, result: RunResult) -> RunResul
     return replace(
         result,
         path=result.path.with_name(f"{member.method}-{result.seed}"),
+        stored=result.path if (member.average or deployed) == result.deployed else None,
         config=replace(member.config, seed=result.seed).tables(),
         evaluations=[
             {**record, "model": names.get(record["model"], record["model"])}

@@ -103,7 +103,7 @@ def write_runs_page(
         curves(labeled),
         title=title or (f"{best.method} on {best.data}" if single else f"{best.data}: runs"),
         happened=_happened(closer, table, single),
-        advice=_advice(best, single),
+        advice=_advice(best, shown),
         closer=closer,
         single=single,
         table=table,
@@ -126,8 +126,8 @@ def write_runs_page(
         times=_times(single) if single else table.further(),
         profile=profile_table(single) if single and single.profile else None,
         config=tomli_w.dumps(_without_unset(best.config)).splitlines(),
-        repeat=command("train", "--config", best.path / "config.toml", "--out", "NEW")
-        if (best.path / "config.toml").exists()
+        repeat=command("train", "--config", best.model_folder / "config.toml", "--out", "NEW")
+        if (best.model_folder / "config.toml").exists()
         else None,
         software="; ".join(sorted({name for run in shown for name in run.software})),
         looked_at=LOOKED_AT,
@@ -155,17 +155,20 @@ def look_closer(run: RunResult) -> CloserLook:
     """Load the model and the images of a run, and look at calibration, mistakes and views."""
     accuracy = _accuracy(run)
     try:
-        config = resolve(read_run_config(run.path))
+        config = resolve(read_run_config(run.model_folder))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unfinished and known images: the page says so
-            model, description = load_stored(run.path)
+            model, description = load_stored(run.model_folder)
             splits = load_splits(config, model.classes)
             domains = evaluation_domains(config, splits)
             natural = {n: d for n, d in domains.items() if not n.startswith(CRAFTED)}
             details = _details(model, natural, size=description["image_size"])
     except PeerdgError as error:
         rows = card_rows(accuracy, {}, augmented=run.augments)
-        return CloserLook(run, rows, missing=error.message)
+        missing = error.message
+        if run.shared_with and run.stored is None:
+            missing = "its run stores only the model of " + run.shared_with[0] + "."
+        return CloserLook(run, rows, missing=missing)
     examples = dict(domains)
     if VALIDATION in domains:
         examples[VALIDATION] = domains[VALIDATION].sample(config.crafted_images or None)
@@ -186,7 +189,7 @@ def _accuracy(run: RunResult) -> dict[str, tuple[float, int]]:
     records = [record for record in run.evaluations if record["model"] == run.deployed]
     epoch = records[-1]["epoch"]
     if run.config.get("select", "last") != "last":
-        epoch = require_model(run.path)["training"]["epoch"]
+        epoch = require_model(run.model_folder)["training"]["epoch"]
     return {r["domain"]: (r["accuracy"], r["n"]) for r in records if r["epoch"] == epoch}
 
 
@@ -235,7 +238,7 @@ def _happened(closer: CloserLook, table: ReportTable, single: RunResult | None) 
     return trained + f"It reaches {', '.join(most)}{' and ' if most else ''}{last}."
 
 
-def _advice(best: RunResult, single: RunResult | None) -> list[str]:
+def _advice(best: RunResult, shown: Sequence[RunResult]) -> list[str]:
     """Say what to do next."""
     if best.status != "done":
         return [f"The run is not finished. Continue it with {command('resume', best.path)}."]
@@ -243,7 +246,7 @@ def _advice(best: RunResult, single: RunResult | None) -> list[str]:
     if not best.targets:
         sentences.append(
             "There were no unseen domains to test on. Distorted copies show what breaks the model, "
-            "but real images decide: " + command("evaluate", best.path, "FOLDER") + "."
+            "but real images decide: " + command("evaluate", best.model_folder, "FOLDER") + "."
         )
     crafted, clean = best.mean(best.deployed, best.voting), best.final(best.deployed)
     if crafted is not None and VALIDATION in clean:
@@ -253,10 +256,12 @@ def _advice(best: RunResult, single: RunResult | None) -> list[str]:
                 f"Accuracy falls by {loss:.0f} points on distorted copies. Expect a loss of this "
                 "size or more on images that look different."
             )
-    if single is not None:
+    if len(shown) == 1:
         sentences.append("One run is one sample. `peerdg bench` compares methods over seeds.")
-    if (best.path / "model").exists():
-        sentences.append(f"Use the model with {command('predict', best.path, 'IMAGE')}.")
+    elif len({run.seed for run in shown}) == 1:
+        sentences.append("One seed is not conclusive. Compare the methods with at least three.")
+    if (best.model_folder / "model").exists():
+        sentences.append(f"Use the model with {command('predict', best.model_folder, 'IMAGE')}.")
     return sentences
 
 

@@ -65,6 +65,7 @@ class RunResult:
     """Options and results of one run, or of one method of a shared run."""
 
     path: Path  # run folder, or its name if the run was read from records
+    stored: Path | None = None  # run folder of the deployed model, if `path` is only a name
     config: dict[str, Any]  # options, nested as in a config file
     status: Status = "done"
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # per epoch, model and domain
@@ -89,6 +90,11 @@ class RunResult:
     combined_from: tuple[str, ...] = ()  # names of the runs that were combined
     is_taken: bool = False  # whether its bench reused it from another bench's records
     planned_epochs: int | None = None  # full length of a run that `as_of` cut off
+
+    @property
+    def model_folder(self) -> Path:
+        """Run folder of the deployed model, where it is stored."""
+        return self.stored or self.path
 
     @property
     def seed(self) -> int:
@@ -395,9 +401,8 @@ def _merge_epochs(
 
 # Records.
 
-_STORED = [
-    f for f in fields(RunResult) if f.name not in ("path", "evaluations", "epochs", "profile")
-]
+_ELSEWHERE = ("path", "stored", "evaluations", "epochs", "profile")
+_STORED = [f for f in fields(RunResult) if f.name not in _ELSEWHERE]
 
 
 def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
