@@ -8,7 +8,7 @@ all processes, so methods need not know about them:
     whole batch -> `scatter` -> own rows -> encoder -> `gather` -> features of the whole batch
 
 The gradient of `gather` is `scatter`, and vice versa. An encoder's weights therefore get a part of
-their gradient in each process, and `sum_gradients` adds the parts before the optimizer uses them.
+their gradient in each process, and `share_gradients` adds the parts before the optimizer uses them.
 """
 
 import hashlib
