@@ -1,9 +1,11 @@
 """The scikit-learn classifier: its conventions, and images in all their forms."""
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -14,6 +16,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 import peerdg
 from peerdg.errors import OutputError
 from peerdg.integrations.sklearn import PeerClassifier
+from peerdg.models.classifier import Classifier
+from tests.conftest import TinyEncoder
 
 pytestmark = pytest.mark.runs
 
@@ -133,6 +137,19 @@ def test_the_run_folder_is_kept_where_the_user_wants_it(tmp_path):
     np.testing.assert_array_equal(
         classifier.fit(images, labels).predict_proba(images), probabilities
     )
+
+
+def test_a_network_keeps_its_order_of_classes_and_is_not_changed():
+    labels = np.array(["dark", "bright"])[np.arange(40) % 2]
+    images = np.where((labels == "dark")[:, None, None], 10, 240) + np.zeros((40, 12, 12))
+    network = Classifier(TinyEncoder(), torch.nn.Linear(8, 2), classes=("dark", "bright"))
+    before = copy.deepcopy(network.state_dict())
+    options = {**SHORT["options"], "model": network}
+    classifier = PeerClassifier(method="erm", epochs=20, options=options)
+    classifier.fit(images.astype(np.uint8), labels)
+    assert list(classifier.classes_) == ["dark", "bright"]
+    assert classifier.score(images.astype(np.uint8), labels) > 0.9
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
 def test_trains_peer_without_options():

@@ -1,5 +1,6 @@
 """Train and use the methods of peerdg as a scikit-learn classifier."""
 
+import copy
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -85,11 +86,13 @@ class PeerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             out = self.out
             if out is None:
                 out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-            options = merge(options, self.options or {})
+            # A network in the options is trained, so use a copy.
+            options = merge(options, copy.deepcopy(dict(self.options or {})))
             self.model_ = fit(Splits(source, None), out=out, progress=False, **options).model
         if self.out is None:
             self.model_.folder = None  # deleted
-        self.classes_ = classes
+        # Sorted, but a network in `options` may have its classes in another order.
+        self.classes_ = classes[[source.classes.index(name) for name in self.model_.classes]]
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
