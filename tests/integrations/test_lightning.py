@@ -163,6 +163,22 @@ def test_a_training_continued_from_a_checkpoint_ends_bitwise_equal(tmp_path: Pat
         assert_equal(train(tmp_path / f"epoch={epoch}.ckpt"), whole)
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.parametrize("step", [3, 6, 9])
+def test_a_checkpoint_of_a_step_has_the_snapshot_of_its_epoch(tmp_path: Path, step: int):
+    def train(checkpoint: Path | None) -> PEER:
+        module = PeerModule(make_peer(), lr=LR)
+        saving = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=3,
+                                 enable_version_counter=False)  # fmt: skip
+        run = trainer(4, Recorder(), saving, enable_checkpointing=True)
+        run.fit(module, loader(), ckpt_path=checkpoint)
+        return module.peer
+
+    whole = train(None)
+    assert whole.average.count == 2
+    assert_equal(train(tmp_path / f"step={step}.ckpt"), whole)
+
+
 def test_a_stored_module_is_loaded_with_its_weights(tmp_path: Path):
     module = PeerModule(make_peer(), lr=LR)
     run = trainer(2)

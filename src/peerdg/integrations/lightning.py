@@ -40,9 +40,11 @@ class PeerModule(LightningModule):
         """Train the proxy and the projection with Adam."""
         return torch.optim.Adam(self.peer.parameters(), lr=self.lr)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         """Draw a new augmentation policy every k epochs."""
-        self.peer.start_epoch(self.current_epoch)
+        # Lightning skips `on_train_epoch_start` if it resumes from a checkpoint within an epoch.
+        if self.peer.started != self.current_epoch:
+            self.peer.start_epoch(self.current_epoch)
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Compute the loss and log its terms."""
@@ -51,13 +53,10 @@ class PeerModule(LightningModule):
         return loss.total
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update the weights, and the averages that follow each step."""
+        """Update the weights and the averages, and take a snapshot at the end of an epoch."""
         super().optimizer_step(*args, **kwargs)
         self.peer.update_averages()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Add a snapshot to the average every k epochs."""
-        # `on_train_epoch_end` would be too late: it comes after validation and its checkpoint.
+        # Later hooks would come after a checkpoint of this step, or after validation.
         if not self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return
         self.peer.finish_epoch_averages(self.current_epoch)
@@ -69,6 +68,7 @@ class PeerModule(LightningModule):
     ) -> None:
         """Log the accuracy of the task model."""
         images, labels = batch
-        self.log("accuracy", (self(images).argmax(1) == labels).float().mean(), prog_bar=True)
+        right = (self(images).argmax(1) == labels).float().mean()
+        self.log("accuracy", right, prog_bar=True, sync_dist=True)
 
     test_step = validation_step
