@@ -7,6 +7,7 @@ import pytest
 
 import peerdg
 from peerdg.errors import ConfigError
+from peerdg.report.runs import read_run
 from peerdg.run.folder import RunFolder
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -36,11 +37,14 @@ def test_tensorboard_has_the_numbers_of_the_records(tmp_path):
 def test_weights_and_biases_writes_a_run_without_a_network(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
     run = fit(tmp_path / "run", "wandb")
-    assert list((run.path / "wandb").glob("offline-run-*/*.wandb"))
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert read_run(run.path).status == "done"  # no links in the run folder
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="wandb"):
         fit(tmp_path / "run", "wandb")
+    assert not (tmp_path / "run").exists()  # so that the command can be repeated without a logger

@@ -266,9 +266,9 @@ class RunFolder:
     def _clear(self) -> None:
         # Remove the config last. Until then the folder is recognized as a run.
         for path in (
-            *(self.done_file, self.failure_file, self.profile_file, self.path / "report.md"),
+            *(self.done_file, self.failure_file, self.profile_file, self.path / "report.html"),
             *(self.metrics.path, self.events.path, self.checkpoints, self.snapshots, self.model),
-            *(self.analysis, self.path / "tensorboard", self.path / "wandb"),
+            *(self.analysis, self.path / "tensorboard"),
             *(self.manifest_file, self.files_file, self.config_file),
         ):
             remove(path)

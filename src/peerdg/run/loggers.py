@@ -1,11 +1,13 @@
 """Send the records of a run to TensorBoard or Weights & Biases."""
 
-import importlib
+import hashlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from peerdg.errors import ConfigError
+from peerdg.terminal import one_line
 
 
 class Logger(Protocol):
@@ -16,14 +18,17 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
-def open_logger(name: str, folder: Path, config: Mapping[str, Any]) -> Logger:
-    """Open a logger for the run in `folder`. Raise an error if its package is missing."""
-    try:
-        return TensorBoard(folder) if name == "tensorboard" else WeightsAndBiases(folder, config)
-    except ImportError as error:
-        raise ConfigError(
-            f"--logger {name} needs the package {name}.", hint=f"pip install {name}"
-        ) from error
+def require_logger(name: str | None) -> None:
+    """Raise an error if the package of a logger is missing."""
+    if name is not None and importlib.util.find_spec(name) is None:
+        raise ConfigError(f"--logger {name} needs the package {name}.", hint=f"pip install {name}")
+
+
+def open_logger(name: str, folder: Path, config: Mapping[str, Any], *, begun: str) -> Logger:
+    """Open a logger for the run in `folder`, which began at the time `begun`."""
+    if name == "tensorboard":
+        return TensorBoard(folder)
+    return WeightsAndBiases(folder, config, begun)
 
 
 class TensorBoard:
@@ -43,13 +48,21 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Log to the project `peerdg`, under the name of the run folder."""
+    """Log to the project `peerdg`, under the name of the run folder.
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    Its files are in `wandb/` where the command was started, because they contain links.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], begun: str) -> None:
         wandb = importlib.import_module("wandb")
-        self._run = wandb.init(
-            project="peerdg", name=folder.name, dir=folder, config=dict(config), resume="allow"
-        )
+        # A resumed run continues the same record, but a repeated one does not.
+        key = hashlib.blake2b(f"{folder.resolve()} {begun}".encode(), digest_size=8).hexdigest()
+        try:
+            self._run = wandb.init(
+                project="peerdg", name=folder.name, id=key, config=dict(config), resume="allow"
+            )
+        except wandb.errors.Error as error:
+            raise ConfigError(f"--logger wandb: {one_line(error)}") from error
 
     def log(self, numbers: Mapping[str, float], epoch: int) -> None:
         self._run.log({"epoch": epoch, **numbers})

@@ -30,7 +30,7 @@ from peerdg.run.checkpoint import Background, Checkpointer
 from peerdg.run.config import RunConfig, notes, resolve
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device, has_bf16, peak_memory
-from peerdg.run.loggers import numbers_of, open_logger
+from peerdg.run.loggers import numbers_of, open_logger, require_logger
 from peerdg.run.manifest import check_manifest, refuse_changed_data
 from peerdg.run.model import finish, model_writer
 from peerdg.run.prepare import Inputs, class_order, load_inputs, load_splits, make_method, phases_of
@@ -120,6 +120,7 @@ def _train_run(
     stop_after: int | None,
 ) -> tuple[RunConfig, Classifier]:
     began = time.perf_counter()
+    require_logger(config.logger)
     inputs = load_inputs(
         config, splits=splits, model=model, note=progress.note, reading=progress.reading
     )
@@ -140,12 +141,12 @@ def _train_run(
             hint="Free some space, or choose a folder on another disk with --out.",
         )
     _warn_of_options(config, inputs.source.device)
+    distributed.from_first(config.toml())
+    distributed.require_same("images or weights", _inputs_hash(inputs))
     folder.begin()
     check_manifest(config, folder, inputs.splits, inputs.source.device, inputs.fingerprints)
     folder.failure_file.unlink(missing_ok=True)
     run = Run(config, folder, inputs, progress)
-    distributed.from_first(config.toml())
-    distributed.require_same("images or weights", _inputs_hash(inputs))
     distributed.require_same("a checkpoint", run.checkpointer.position)
     with run.failures_recorded():
         method = run.train(profile=profile, stop_after=stop_after)
@@ -211,7 +212,6 @@ class Run(Hooks):
         self.config, self.folder, self.inputs, self.progress = config, folder, inputs, progress
         self.checkpointer = Checkpointer(folder, minutes=config.checkpoint_minutes)
         self._background = Background()
-        self._logger = config.logger and open_logger(config.logger, folder.path, config.tables())
         for problem in self.checkpointer.problems:
             warnings.warn(problem, PeerdgWarning, stacklevel=3)
             folder.event("damaged", message=problem)
@@ -220,6 +220,10 @@ class Run(Hooks):
         for message in continuing if resumes else inputs.weight_messages:
             progress.note(message)
         folder.event("resume" if resumes else "start", torch=torch.__version__)
+        begun = folder.events.read()[0]["time"]
+        self._logger = config.logger and open_logger(
+            config.logger, folder.path, config.tables(), begun=begun
+        )
 
     @contextlib.contextmanager
     def failures_recorded(self) -> Iterator[None]:
