@@ -1,5 +1,6 @@
 """Searches by several processes, with a lost one, and by wrong ranges."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,11 @@ def search(tmp_path: Path) -> Search:
     from tests.benches.tiny import images
 
     options = {**images(tmp_path / "images"), "method": "peer"}
-    return Search(tmp_path / "tune", options, read_space(tmp_path / "space.toml"), "source-val", 5)
+    return Search(tmp_path / "tune", options, space_of(tmp_path / "space.toml"), "source-val", 5)
+
+
+def space_of(file: Path) -> dict[str, Range]:
+    return read_space(file, resolve({"benchmark": "digits-mini", "method": "peer"}))
 
 
 @pytest.mark.runs
@@ -64,16 +69,21 @@ def test_two_processes_and_a_killed_one_count_every_trial_once(tmp_path):
 def test_ranges_are_read_and_wrong_ones_refused(tmp_path):
     file = tmp_path / "space.toml"
     file.write_text(SPACE)
-    assert read_space(file) == {
+    assert space_of(file) == {
         "train.lr": Range(1e-4, 1e-2, log=True),
         "peer.k": Range(values=(1, 2)),
     }
+    file.write_text("peer.w = { low = 1, high = 2 }\npeer.k = { low = 1, high = 2 }\n"
+                    "train.lr = [0.1, 0.1]")  # fmt: skip
+    space = space_of(file)
+    assert math.isinf(space["peer.w"].count)  # a weight need not be whole
+    assert (space["peer.k"].count, space["train.lr"].count) == (2, 1)
     for text in ("peer.w = 1", "peer.w = { low = 2, high = 1 }",
                  "peer.w = { low = 0, high = 1, log = true }",
                  "peer.w = { low = 1, high = 2, steps = 3 }"):  # fmt: skip
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"peer\.w"):
-            read_space(file)
+            space_of(file)
     space = {"peer.ww": Range(0.1, 1.0)}
     options = {"benchmark": "digits-mini", "method": "peer"}
     with pytest.raises(ConfigError, match="ww"):
@@ -99,7 +109,7 @@ def test_a_list_of_values_is_tried_once_each(tmp_path):
 def test_an_empty_space_is_refused(tmp_path):
     (tmp_path / "space.toml").write_text("")
     with pytest.raises(ConfigError):
-        read_space(tmp_path / "space.toml")
+        space_of(tmp_path / "space.toml")
 
 
 def test_a_search_with_other_ranges_is_refused(tmp_path):

@@ -31,7 +31,7 @@ from peerdg.evaluate.selection import Rule, Trajectory
 from peerdg.evaluate.statistics import import_extra
 from peerdg.files import replace_atomically
 from peerdg.methods.registry import settings_of
-from peerdg.options import did_you_mean, merge, nested, read_toml
+from peerdg.options import did_you_mean, dotted, merge, nested, read_toml
 from peerdg.report.runs import read_run
 from peerdg.rng import seed_for
 from peerdg.run.config import RunConfig, resolve_given
@@ -93,19 +93,26 @@ def default_space(config: RunConfig) -> dict[str, Range]:
     return space
 
 
-def read_space(path: Path) -> dict[str, Range]:
-    """Read ranges from a TOML file: `w = { low = 0.01, high = 10, log = true }` or a list."""
+def read_space(path: Path, config: RunConfig) -> dict[str, Range]:
+    """Read ranges from a TOML file: `w = { low = 0.01, high = 10, log = true }` or a list.
+
+    Whole bounds only mean whole numbers if the option's value in `config` is one.
+    """
     space: dict[str, Range] = {}
+    usual = dotted(config.tables())
 
     def read(table: Mapping[str, Any], prefix: str) -> None:
         for key, value in table.items():
             if isinstance(value, list) and value:
-                space[prefix + key] = Range(values=tuple(value))
+                space[prefix + key] = Range(values=tuple(dict.fromkeys(value)))
             elif isinstance(value, Mapping) and {"low", "high"} <= value.keys():
                 for name in value.keys() - {"low", "high", "log"}:
                     hint = did_you_mean(name, ["low", "high", "log"])
                     raise ConfigError(f"Unknown key '{name}' of {prefix}{key}.", hint=hint)
-                space[prefix + key] = Range(**value)
+                ends = {"low": value["low"], "high": value["high"]}
+                if isinstance(usual.get(prefix + key), float):
+                    ends = {name: float(end) for name, end in ends.items()}
+                space[prefix + key] = Range(log=value.get("log", False), **ends)
             elif isinstance(value, Mapping):
                 read(value, f"{prefix}{key}.")
             else:
@@ -191,8 +198,9 @@ class Search:
         """Lock and yield the next trial, or None if others work on all that are missing."""
         optuna = import_extra("optuna", "tune")
         with FileLock(self.out / "tune.lock"):
-            running = [t for t in study.get_trials() if t.state.name == "RUNNING"]
-            lost = [each for each in running if not self._is_held(each.number)]
+            held = [t.number for t in _running(study) if self._is_held(t.number)]
+            running = _running(study)  # again: a trial may have ended before its lock was tried
+            lost = [each for each in running if each.number not in held]
             for dead in lost:
                 study.tell(dead.number, state=optuna.trial.TrialState.FAIL)
                 study.enqueue_trial(dead.params)
@@ -268,6 +276,10 @@ class Search:
         with replace_atomically(self.out / "best.toml") as temporary:
             temporary.write_text(self.config(study.best_params).toml(), "utf-8")
         draw_search(study, self.space, self.rule, self.out / "tune.png")
+
+
+def _running(study: "Study") -> "list[FrozenTrial]":
+    return [trial for trial in study.get_trials() if trial.state.name == "RUNNING"]
 
 
 def counted(study: "Study") -> "list[FrozenTrial]":

@@ -46,7 +46,8 @@ def tune(
     given = merge(options or {}, find_data(data) if data is not None else {})
     if objective == "crafted-val":
         given = merge({"crafted": "disjoint"}, given)
-    ranges = default_space(resolve_given(given)[0]) if space is None else read_space(space)
+    config = resolve_given(given)[0]
+    ranges = default_space(config) if space is None else read_space(space, config)
     for name, each in ranges.items():
         ends = map(short, each.ends)
         error_console.print(f"{name}: {(', ' if each.values else ' to ').join(ends)}")
