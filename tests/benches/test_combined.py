@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import peerdg
+from peerdg.benches.bench import run_bench
 from peerdg.benches.execute import _combinations
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import make_plan
@@ -110,6 +111,7 @@ def test_a_combined_model_that_is_not_of_its_runs_is_made_again(made, tmp_path: 
     shutil.rmtree(one)
     one.with_name("aside").rename(one)
     assert folder.has_result(group, 0)
+
     (model / "model.json").write_text("{")
     (task,) = _combinations(found, folder)
     assert task.call() == 0
@@ -117,3 +119,11 @@ def test_a_combined_model_that_is_not_of_its_runs_is_made_again(made, tmp_path: 
     assert (model / "model.safetensors").read_bytes() == weights
     folder.run_folder(group.runs(0)[0]).joinpath("done.json").unlink()
     assert not folder.has_result(group, 0)  # and the run is trained before
+
+
+def test_runs_that_an_array_has_trained_are_combined_for_the_report(made, tmp_path: Path):
+    found, shared = made
+    folder = BenchFolder(shutil.copytree(shared.path, tmp_path / "bench"))
+    shutil.rmtree(folder.combined_folder(found.groups[1], 0))
+    bench = run_bench(found, folder.path, train=False)
+    assert [row.label for row in bench.table.rows if row.seeds] == ["randaugment", "pair"]

@@ -259,3 +259,5 @@ def test_a_sweep_that_no_row_has_is_refused():
     options, rows = sweep_rows({}, ["erm", "peer"], ["peer.w=0.1,0.2"])
     assert len(rows) == 3 and rows[0] == "erm"
     assert [options["variant"][row]["peer"]["w"] for row in rows[1:]] == [0.1, 0.2]
+    with pytest.raises(ConfigError, match="twice"):
+        sweep_rows({}, ["peer"], ["peer.w=0.1", "peer.w=0.2"])

@@ -3,13 +3,15 @@
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from rich.console import Console
 
-from peerdg.benches.execute import Connect, train_runs
+from peerdg.benches.execute import Connect, combine_runs, train_runs
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan, Study
 from peerdg.benches.rows import RecordedRows, collect_rows
@@ -78,9 +80,10 @@ def run_bench(
     with bench.locked(plan, overwrite=overwrite):
         if train or (records and not bench.holds_bench):
             bench.write_plan(plan)
-    failures = {}
     if train:
         failures = train_runs(plan, bench, jobs=jobs, console=console, connect=connect)
+    else:  # a Slurm array only trains
+        failures = combine_runs(plan, bench, partial(ThreadPoolExecutor, jobs))
     with bench.locked(plan):
         by_method = collect_rows(plan, bench)
         runs = [run for group in by_method.values() for run in group]

@@ -160,8 +160,15 @@ def train_runs(
     display, local = BenchDisplay(plan, bench, console), partial(ThreadPoolExecutor, jobs)
     with display.bars:
         failures = execute(runs, connect or local, display)
-        with bench.locked(plan):
-            return failures | execute(_combinations(plan, bench), connect or local, display)
+        return failures | combine_runs(plan, bench, connect or local, display)
+
+
+def combine_runs(
+    plan: Plan, bench: BenchFolder, connect: Connect, display: "BenchDisplay | None" = None
+) -> dict[str, str]:
+    """Combine the complete runs of combinations. The result is that of `train_runs`."""
+    with bench.locked(plan):
+        return execute(_combinations(plan, bench), connect, display)
 
 
 def incomplete_runs(plan: Plan, bench: BenchFolder) -> list[tuple[PlannedRun, Path]]:

@@ -272,6 +272,8 @@ def sweep_rows(
     tables = {row: variants.get(row, {"method": row}) for row in methods}
     read = [_read_sweep(text) for text in sweeps]
     for name, _ in read:
+        if [each for each, _ in read].count(name) > 1:
+            raise ConfigError(f"--sweep {name} is given twice.", hint="List all values in one.")
         if not any(_applies(name, table) for table in tables.values()):
             raise ConfigError(f"No method of the bench has the option {name}.")
     for row, table in tables.items():

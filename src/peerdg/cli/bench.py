@@ -88,6 +88,8 @@ def bench(
         raise ConfigError("--overwrite and --no-train cannot be used together.")
     if (executor == "dask") != (scheduler is not None):
         raise ConfigError("--executor dask and --scheduler need each other.")
+    if executor == "slurm" and not train:
+        raise ConfigError("--executor and --no-train cannot be used together.")
     if executor == "slurm":
         submit_bench(made, out, until=until, records=records, options=sbatch, overwrite=overwrite)
         return
