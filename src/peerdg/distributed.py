@@ -160,7 +160,8 @@ def divided(method: nn.Module) -> Iterator[None]:
             own = type(module).forward
             module.forward = MethodType(partial(_on_whole, own), module)
             # Each process gets their whole gradient, and `share_gradients` will add these.
-            hooks += [p.register_hook(lambda g: g / size()) for p in module.parameters()]
+            weights = [p for p in module.parameters() if p.requires_grad]
+            hooks += [p.register_hook(lambda g: g / size()) for p in weights]
     _divides = True
     try:
         yield

@@ -3,6 +3,7 @@
 RANK=0 WORLD_SIZE=2 ... python -m tests.distributed.layers FILE
 """
 
+import copy
 import sys
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def main(file: Path) -> None:
         nn.Dropout(0.0),
     ).double()
     x, found = torch.rand(7, 3, 6, 6).double(), {}
-    with distributed.divided(encoder):
+    average = copy.deepcopy(encoder).requires_grad_(False)  # as in an average of the weights
+    with distributed.divided(nn.ModuleList([encoder, average])):
         for mode in (True, False):
             encoder.train(mode).zero_grad()
             features = distributed.encode(encoder, x)
