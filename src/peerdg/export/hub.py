@@ -15,6 +15,9 @@ import timm
 net = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # uploaded: "hf-hub:USER/NAME"
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(net))
 ```
+
+peerdg resizes images to the `stored_size` in `config.json` first. If this is not `image_size`, do
+the same before the transform to get the same probabilities.
 """
 
 
@@ -26,7 +29,7 @@ def hub_config(model: Classifier, about: Mapping[str, Any]) -> dict[str, Any]:
     classes = list(about["classes"])
     config = {**about, "num_classes": len(classes), "label_names": classes}
     if about["library"] != "timm":
-        return {**config, "architecture": about["backbone"]}
+        return config
     known: Any = model.encoder.pretrained_cfg
     size = about["image_size"]
     return {
