@@ -21,8 +21,8 @@ from peerdg.models.classifier import Classifier
 from peerdg.report.card import card_rows, domain_details
 from peerdg.report.curves import POINTS, curves
 from peerdg.report.html import forest
-from peerdg.report.pages import write_evaluation_page, write_runs_page
-from peerdg.report.runs import read_run
+from peerdg.report.pages import look_closer, write_evaluation_page, write_runs_page
+from peerdg.report.runs import as_of, load_runs, read_run, save_runs
 from peerdg.report.table import make_table
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.report.made import GROUPS, SERIES, level, peer
@@ -191,6 +191,50 @@ def test_an_unfinished_run_is_shown_as_such(tmp_path):
     assert "resumable" in page.text and "peerdg resume peer-0" in page.text
     both = page_of(write_runs_page([peer(1), unfinished], tmp_path / "page.html"))
     assert "peer-0: resumable, epoch 3" in both.text
+
+
+def test_only_the_images_and_the_model_of_the_run_itself_are_shown(tmp_path, monkeypatch):
+    runs = []
+    for place, seed in (("here", 0), ("there", 1)):
+        out = tmp_path / place / "erm-0"
+        digits = {"digits-mini": {"train": 100}, "train": {"epochs": 2, "batch_size": 50},
+                  "pretrain": {"epochs": 0}, "crafted": "off"}  # fmt: skip
+        peerdg.fit("digits-mini", method="erm", seed=seed, out=out, progress=False, **digits)
+        runs.append(read_run(out))
+    monkeypatch.chdir(tmp_path / "here")  # has a run of the same name
+    save_runs(tmp_path, runs[1:])
+    look = look_closer(load_runs(tmp_path)[0])
+    assert look.missing and not look.details
+    look = look_closer(runs[1])
+    assert not look.missing and {d.name for d in look.details} == {"validation", *runs[1].targets}
+    whole = {row.name: row.accuracy for row in look.rows}
+    assert whole == {name: runs[1].final("model")[name] for name in whole}
+    assert not look_closer(as_of(runs[1], 1)).details  # the model is that of epoch 2
+    changed = {**runs[1].fingerprints, "train": "other"}
+    assert not look_closer(replace(runs[1], fingerprints=changed)).details
+
+
+def test_a_domain_that_the_model_has_seen_is_not_called_unseen(tmp_path):
+    oracle = replace(peer(), oracle=True)
+    page = page_of(write_runs_page([oracle], tmp_path / "page.html"))
+    assert "unseen" not in page.text
+    assert "unseen" in page_of(write_runs_page([peer()], tmp_path / "page.html")).text
+
+
+def test_the_card_and_the_text_are_those_of_the_selected_epoch(tmp_path):
+    chosen = level("erm", 0, options={"select": "source-val"})
+    assert chosen.deployed_epoch == 7  # where `accuracy` has its peak
+    page = page_of(write_runs_page([chosen], tmp_path / "page.html"))
+    assert "91.0 %" in page.text and "90.0 %" not in page.text
+    assert page.data["chosen"] == [{"epoch": 7, "text": "deployed"}]
+
+
+def test_several_runs_without_targets_and_a_collapsed_one_have_a_page(tmp_path):
+    plain = [level(method, 0, targets=()) for method in ("erm", "randaugment")]
+    assert "one seed" in page_of(write_runs_page(plain, tmp_path / "page.html")).text
+    collapsed = replace(level("erm", 0), collapsed=("pretrain",))
+    page = page_of(write_runs_page([collapsed], tmp_path / "page.html"))
+    assert "collapsed" in page.text
 
 
 def test_without_a_finished_run_there_is_no_page(tmp_path):

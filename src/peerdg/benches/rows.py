@@ -227,6 +227,7 @@ def _combined_view(
     return replace(
         members[0],
         path=folder,
+        stored=folder,
         config=config.tables(),
         status="done",
         evaluations=[

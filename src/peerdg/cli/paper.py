@@ -103,6 +103,7 @@ def run_paper(
     """
     from peerdg.evaluate.statistics import MIN_SEEDS
     from peerdg.paper.run import run_items
+    from peerdg.report.pages import HTML
 
     if not item:
         raise ConfigError("No item was given.", hint="Name some, e.g. T2, or use `all`.")
@@ -131,7 +132,7 @@ def run_paper(
     )
     for name, reason in gaps.items():
         console.print(f"{name}: not available: {reason}")
-    console.print(f"Index: {out / 'README.md'}")
+    console.print(f"Page: {out / HTML}")
     if len(range(count) if seed is None else seed) < MIN_SEEDS:
         console.print(f"`peerdg paper claims` needs {MIN_SEEDS} seeds for a verdict (--seeds).")
     if len(gaps) == len(wanted):

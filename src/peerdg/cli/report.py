@@ -27,6 +27,7 @@ def report(
         out: HTML file. Default: report.html in the first folder.
         title: Title of the page.
     """
+    from peerdg.benches.folder import BenchFolder
     from peerdg.report.pages import HTML, write_runs_page
     from peerdg.report.runs import collect_runs
 
@@ -34,5 +35,8 @@ def report(
     if not runs:
         where = ", ".join(map(str, places))
         raise ConfigError(f"No runs were found in {where}.", hint="Start one with `peerdg train`.")
-    page = write_runs_page(runs, out or places[0] / HTML, title=title)
+    folder = places[0].parent if places[0].is_file() else places[0]
+    if out is None and BenchFolder(folder).holds_bench:
+        raise ConfigError(f"{folder / HTML} is the page of a bench.", hint="Name another with -o.")
+    page = write_runs_page(runs, out or folder / HTML, title=title)
     console.print(f"Page: {page}")

@@ -71,6 +71,10 @@ def train(
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
     seeds = f"{config.seed}" + ("" if config.train_seed is None else f"-{config.train_seed}")
     out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{seeds}"
+    if overwrite and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise ConfigError(
+            "Each restart by torchrun would repeat --overwrite.", hint=f"Remove {out} instead."
+        )
     # `torchrun` repeats the command after a process was lost.
     resume |= os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
@@ -111,30 +115,34 @@ def run_and_report(
         uplot()  # fail early if it is not installed
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.")
+    from peerdg.distributed import rank
     from peerdg.run.run import start_run
 
     progress = ProgressDisplay() if quiet else ConsoleProgress(error_console)
     start_run(config, out, existing=existing, progress=progress, **options)
+    if rank():
+        return
     from peerdg.models.stored import require_model
-    from peerdg.report.runs import read_run
+    from peerdg.report.runs import as_of, read_run
     from peerdg.report.table import final_table, profile_table
 
     trained = read_run(out)
+    at = as_of(trained, trained.deployed_epoch)
     if report:
         from peerdg.report.pages import HTML, write_runs_page
 
         page = write_runs_page([trained], out / HTML)
     if as_json:
-        accuracy = {network: trained.final(network) for network in trained.networks}
+        accuracy = {network: at.final(network) for network in at.networks}
         record = {"run": str(out), "deployed": trained.deployed, "accuracy": accuracy}
         print(json.dumps(record))  # noqa: T201  (for programs)
         return
-    console.print(final_table(trained))
+    console.print(final_table(at))
     if options.get("profile"):
         console.print(profile_table(trained))
     if config.select != "last":
         chosen = require_model(out / "model")["training"]["selection"]
-        console.print(f"The table shows the last epoch. Deployed by {chosen}.")
+        console.print(f"Deployed by {chosen}.")
     console.print(f"Model in {out}/model. Use it with: {command('predict', out, 'IMAGE')}")
     made = f"Page: {page}" if report else f"Make a page about it with: {command('report', out)}"
     console.print(made)

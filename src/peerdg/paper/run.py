@@ -24,6 +24,7 @@ from peerdg.options import dotted
 from peerdg.paper.catalogue import ORACLE, Item, Panel, PaperPlan, columns, items, paper_plan
 from peerdg.paper.cells import MEASURES
 from peerdg.report.compare import require_comparable
+from peerdg.report.pages import HTML, write_paper_page
 from peerdg.report.runs import RunResult
 from peerdg.terminal import Table, markdown_environment, one_line
 
@@ -273,17 +274,19 @@ def _number(value: float | None) -> str:
 
 
 def _write_index(out: Path) -> None:
-    """Write the index of all items made so far."""
-    lines = []
+    """Write the index of all items made so far, and a page that shows them."""
+    lines, shown = [], []
     for name, item in items().items():
         if (out / f"{name}.json").is_file():
             made = read_json(out / f"{name}.json")
-            state = "; ".join(made["missing"]) or "complete"
+            shown.append((item, made, [_table(block) for block in made["panels"]]))
+            state = " ".join(made["missing"]) or "complete"
             budget = made["budget"].partition(",")[0]  # the pages have the other options
             lines.append([name, item.title, budget, f"{len(made['seeds'])}", state])
-    table = Table(["item", "title", "budget", "seeds", "state"], lines)
+    table = Table(["item", "title", "budget", "seeds", "state"], lines, is_text=True)
     text = re.sub(r"^\| (\w\d+) ", r"| [\1](\1.md) ", table.markdown(), flags=re.MULTILINE)
     _write(out / "README.md", f"# Tables and figures of the PEER paper\n\n{text}")
+    write_paper_page(out / HTML, shown)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,6 +1,6 @@
 """Make the robustness card of a model: accuracy on clean, distorted and unseen images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ class CardRow:
     """Accuracy on one domain."""
 
     name: str
-    kind: str  # "source", "crafted", "similar" (to training augmentation) or "target"
+    kind: str  # "source", "crafted", "similar" (to training augmentation), "target" or "seen"
     accuracy: float
     n: int
     examples: Sequence[str] = ()  # data URIs
@@ -57,6 +57,7 @@ def card_rows(
     domains: Mapping[str, Domain],
     *,
     augmented: bool,
+    seen: Collection[str] = (),
 ) -> list[CardRow]:
     """List the source's validation images, the distorted copies and the targets, in that order.
 
@@ -64,6 +65,7 @@ def card_rows(
         accuracy: Percentage of correct predictions and number of images, by domain.
         domains: Images for the examples, if there are any.
         augmented: Whether training used operations like those of some distortions.
+        seen: Domains with images that the model was trained on.
     """
 
     def kind(name: str) -> str:
@@ -72,7 +74,7 @@ def card_rows(
         if name.startswith(CRAFTED):
             family = name.removeprefix(CRAFTED)
             return "similar" if augmented and family not in DISJOINT else "crafted"
-        return "target"
+        return "seen" if name in seen else "target"
 
     order = sorted(accuracy, key=lambda name: (is_target(name), name != VALIDATION))
     return [

@@ -15,12 +15,12 @@ _TITLES = {VALIDATION: "Validation images", CRAFTED_MEAN: "Distorted validation 
 def curves(groups: Groups) -> dict[str, Any]:
     """Return charts of the deployed and trained networks: one per target, and two of the source.
 
-    All charts share the epochs `x`. If there are more than `POINTS`, some are left out evenly.
+    All charts share the epochs `x`. If a run has more than `POINTS`, some are left out evenly.
     """
     runs = [run for group in groups.values() for run in group]
-    known = sorted({record["epoch"] for run in runs for record in run.evaluations})
-    step = -(-len(known) // POINTS)
-    x = known[::-1][:: step or 1][::-1]  # the last epoch is always shown
+    known = {id(run): sorted({record["epoch"] for record in run.evaluations}) for run in runs}
+    # The last epoch of each run is always shown.
+    x = sorted({epoch for own in known.values() for epoch in own[:: -_step(own)]})
     targets = list(dict.fromkeys(target for run in runs for target in run.targets))
     charts: list[dict[str, Any]] = []
     for domain in (*targets, CRAFTED_MEAN, VALIDATION):
@@ -37,11 +37,15 @@ def curves(groups: Groups) -> dict[str, Any]:
     single = runs[0] if len(runs) == 1 else None
     return {
         "x": x,
-        "thinned": step > 1,
+        "thinned": any(_step(own) > 1 for own in known.values()),
         "charts": charts,
         "policies": policies(single) if single else [],
         "chosen": _chosen(single) if single else [],
     }
+
+
+def _step(epochs: list[int]) -> int:
+    return max(1, -(-len(epochs) // POINTS))
 
 
 def _values(run: RunResult, network: str, domain: str, x: list[int]) -> list[float | None]:
@@ -65,7 +69,9 @@ def policies(run: RunResult) -> list[dict[str, Any]]:
 
 
 def _chosen(run: RunResult) -> list[dict[str, Any]]:
-    """List the epochs that the source-only rules choose."""
+    """Mark the deployed epoch if it was selected, else the epochs that source-only rules choose."""
+    if run.config.get("select", "last") != "last":
+        return [{"epoch": run.deployed_epoch, "text": "deployed"}]
     return [
         {"epoch": choice.epoch, "text": _RULES[rule]}
         for rule, choice in choices(run).items()

@@ -26,11 +26,12 @@ from peerdg.errors import ConfigError
 from peerdg.evaluate.statistics import Difference
 from peerdg.files import replace_atomically
 from peerdg.report.table import ReportTable
-from peerdg.terminal import Table, visible
+from peerdg.terminal import visible
 
 _SHADES = 10  # background colors of a confusion matrix
 _FOREST = 300  # width of a forest plot in SVG units
 _ROW = 22  # its height per row
+_LOSSLESS = 48  # pixels up to which an image is stored without loss
 
 
 def write_html(path: Path, template: str, data: Mapping[str, Any], **content: Any) -> Path:
@@ -79,7 +80,6 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.tests["table"] = lambda value: isinstance(value, Table)
     environment.filters["shade"] = lambda share: round(share * (_SHADES - 1))
     return environment
 
@@ -115,7 +115,7 @@ def picture(image: Tensor | Image.Image, side: int = 96) -> str:
         image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy().astype(np.uint8))
     image = image.convert("RGB")
     format, out = "png", io.BytesIO()
-    if max(image.size) > side:
+    if max(image.size) > _LOSSLESS:
         image.thumbnail((side, side), Image.Resampling.LANCZOS)
         format = "webp"
     image.save(out, format, optimize=True, quality=80)

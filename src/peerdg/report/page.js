@@ -9,6 +9,9 @@
     return parent.appendChild(made);
   };
   const stroke = series => color(`--c${series.color % 7}`);
+  // More than seven rows differ in their dashes. Those of trained networks are short.
+  const DASHES = [[], [12, 4], [12, 4, 2, 4]];
+  const dash = series => (series.deployed ? DASHES[Math.floor(series.color / 7) % 3] : [5, 4]);
   const hidden = { row: new Set(), seed: new Set(), network: new Set(["trained"]) };
   const kind = series => (series.deployed ? "deployed" : "trained");
   const isShown = series => !hidden.row.has(series.row) && !hidden.seed.has(series.seed) &&
@@ -120,7 +123,7 @@
         cursor: { sync: { key: "epochs" }, drag: { x: true, y: false } },
         series: [{}, ...chart.series.map(s => ({
           label: name(s), stroke: stroke(s), width: s.deployed ? 2 : 1, show: isShown(s), spanGaps: true,
-          dash: s.deployed ? [] : [5, 4], points: { show: data.x.length < 2 },
+          dash: dash(s), points: { show: data.x.length < 2 },
         }))],
         hooks: { draw: [marks(data)], setCursor: [readout(data, chart, values)] },
       }, [data.x, ...chart.series.map(s => s.y)], canvas);

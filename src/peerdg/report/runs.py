@@ -28,6 +28,7 @@ from peerdg.evaluate.fluctuation import (
     late_mean,
     run_fluctuation,
 )
+from peerdg.evaluate.selection import best_so_far
 from peerdg.files import read_json, reading, replace_atomically
 from peerdg.methods.base import MethodSettings
 from peerdg.methods.registry import (
@@ -65,7 +66,7 @@ class RunResult:
     """Options and results of one run, or of one method of a shared run."""
 
     path: Path  # run folder, or its name if the run was read from records
-    stored: Path | None = None  # run folder of the deployed model, if `path` is only a name
+    stored: Path | None = None  # run folder of the deployed model, None if it is not at hand
     config: dict[str, Any]  # options, nested as in a config file
     status: Status = "done"
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # per epoch, model and domain
@@ -90,11 +91,6 @@ class RunResult:
     combined_from: tuple[str, ...] = ()  # names of the runs that were combined
     is_taken: bool = False  # whether its bench reused it from another bench's records
     planned_epochs: int | None = None  # full length of a run that `as_of` cut off
-
-    @property
-    def model_folder(self) -> Path:
-        """Run folder of the deployed model, where it is stored."""
-        return self.stored or self.path
 
     @property
     def seed(self) -> int:
@@ -219,6 +215,14 @@ class RunResult:
         """Names of the evaluated networks."""
         return list(dict.fromkeys(r["model"] for r in self.evaluations))
 
+    @property
+    def deployed_epoch(self) -> int:
+        """Epoch of the deployed model, which `--select` chooses."""
+        rule = self.config.get("select", "last")
+        if rule == "last":
+            return int(self.evaluations[-1]["epoch"])
+        return best_so_far(self.evaluations, rule, model=self.deployed)
+
     def final(self, model: str) -> dict[str, float]:
         """Return the last accuracy of `model` on each domain."""
         return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
@@ -259,17 +263,15 @@ class RunResult:
 
     @property
     def seconds(self) -> float:
-        """Time of all training epochs, excluding interruptions.
+        """Time of all training epochs, excluding interruptions."""
+        return sum(map(self.phase_seconds, ("pretrain", "train")))
 
-        Steps that were not timed because the run was stopped count as average steps of the phase.
-        """
-        total = 0.0
-        for phase in ("pretrain", "train"):
-            epochs = self._phase(phase)
-            untimed = sum(epoch["steps"] - _timed_steps(epoch) for epoch in epochs)
-            total += sum(epoch["seconds"] for epoch in epochs)
-            total += untimed * (_seconds_per_step(epochs) or 0.0)
-        return total
+    def phase_seconds(self, phase: str) -> float:
+        """Time of a phase. Steps that were not timed after a stop count as average steps."""
+        epochs = self._phase(phase)
+        untimed = sum(epoch["steps"] - _timed_steps(epoch) for epoch in epochs)
+        per_step = _seconds_per_step(epochs) or 0.0
+        return float(sum(epoch["seconds"] for epoch in epochs) + untimed * per_step)
 
     @property
     def step_seconds(self) -> float | None:
@@ -345,6 +347,7 @@ def read_run(path: Path) -> RunResult:
     is_own = config["benchmark"] == OWN_DATA and isinstance(config.get("root"), str)
     result = RunResult(
         path=path,
+        stored=path,
         config=config,
         status=run.status(),
         evaluations=evaluations,

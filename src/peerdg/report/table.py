@@ -397,12 +397,10 @@ def final_table(run: RunResult) -> Table:
     """Tabulate the final accuracy of each network of a run on each domain."""
     domains = [domain for domain in (VALIDATION, *run.targets) if domain in run.domains]
     summary = ["target mean"] if run.targets else [CRAFTED_MEAN] if run.voting else []
-    rows, deployed = [], "deployed"
-    if run.config.get("select", "last") != "last":
-        deployed = "last epoch, another one is deployed"
+    rows = []
     for model in run.networks:
         final = run.final(model)
-        name = f"{_marked(run)} {model}" + (f" ({deployed})" if model == run.deployed else "")
+        name = f"{_marked(run)} {model}" + (" (deployed)" if model == run.deployed else "")
         cells = [accuracy_text(final[d], run.size(d)) for d in domains]
         rows.append([name, *cells, *(_score_text(run, model) for _ in summary)])
     return Table(["accuracy %", *domains, *summary], rows)

@@ -1,7 +1,8 @@
 """Show the runs below a folder as they train, on a page from a local server."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.errors import ConfigError, PeerdgError
+from peerdg.files import reading
 from peerdg.report.curves import curves
 from peerdg.report.html import render
 from peerdg.report.runs import RunResult, read_run
+from peerdg.run.folder import RunFolder
 from peerdg.run.progress import duration, summarize
 from peerdg.terminal import visible
 
@@ -21,12 +24,15 @@ _TAIL = 3  # lines of a log
 _RECENT = 5  # epochs to estimate the time left from
 
 
+Row = dict[str, str]  # what the page lists of a run
+
+
 class Watched:
     """The runs below a folder. Only changed ones are read again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[Path, tuple[list[tuple[int, int]], RunResult | str]] = {}
+        self._known: dict[Path, tuple[list[tuple[int, int]], Row, RunResult | None]] = {}
 
     def data(self) -> dict[str, Any]:
         """Read the state and curves of all runs."""
@@ -36,47 +42,54 @@ class Watched:
                 continue
             name = visible(str(file.parent.relative_to(self.folder)))
             name = file.parent.name if name == "." else name
-            run = self._read(file.parent)
-            if isinstance(run, str):
-                rows.append({"run": name, "status": "unreadable", "log": run})
-                continue
-            rows.append(_row(name, run))
-            if run.evaluations:
+            row, run = self._read(file.parent)
+            rows.append({"run": name, **row})
+            if run is not None and run.evaluations:
                 shown[name] = [run]
         return {"runs": rows, **curves(shown)}
 
-    def _read(self, path: Path) -> RunResult | str:
+    def _read(self, path: Path) -> tuple[Row, RunResult | None]:
         files = [path / name for name in ("metrics.jsonl", "events.jsonl", "done.json", "run.lock")]
         stamp = [(f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.exists()]
         known = self._known.get(path)
-        if known is None or known[0] != stamp or getattr(known[1], "status", "") == "running":
+        if known is None or known[0] != stamp or known[1]["status"] == "running":
             try:
-                known = stamp, read_run(path)
+                with reading(path):
+                    run = read_run(path)
+                    known = stamp, _row(run), run
             except PeerdgError as error:
-                known = stamp, visible(error.message)
+                known = stamp, {"status": "unreadable", "log": visible(error.message)}, None
             self._known[path] = known
-        return known[1]
+        return known[1:]
 
 
-def _row(name: str, run: RunResult) -> dict[str, str]:
+def _row(run: RunResult) -> Row:
     planned = {phase: int(run.config.get(phase, {}).get("epochs", 0)) for phase in PHASES}
     phase = run.epochs[-1]["phase"] if run.epochs else "pretrain"
-    recent = [e["seconds"] for e in run.epochs if e["phase"] == phase and "seconds" in e][-_RECENT:]
     done = run.epochs[-1]["epoch"] if run.epochs else 0
-    left = ""
-    if run.status == "running" and recent and phase == "train":
-        left = duration((planned[phase] - done) * sum(recent) / len(recent))
+    events = RunFolder(run.path).events.read()
+    # These times include evaluations, unlike the seconds of an epoch.
+    times = [datetime.fromisoformat(e["time"]) for e in events if e.get("phase") == "train"]
+    recent, left = times[-_RECENT:], ""
+    if run.status == "running" and len(recent) > 1:
+        per_epoch = (recent[-1] - recent[0]).total_seconds() / (len(recent) - 1)
+        left = duration((planned[phase] - done) * per_epoch)
     accuracy = summarize(run.final(run.deployed)) if run.evaluations else []
-    log = run.path / "log.txt"
-    lines = log.read_text("utf-8", "replace").splitlines()[-_TAIL:] if log.exists() else []
+    log = run.path / "log.txt"  # written by a bench
+    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else _events(events)
     return {
-        "run": name,
         "status": run.status,
         "progress": f"{phase} {done}/{planned[phase]}",
         "left": left,
         "accuracy": visible(", ".join(f"{domain} {value:.1f}" for domain, value in accuracy)),
-        "log": "\n".join(map(visible, lines)),
+        "log": "\n".join(map(visible, lines[-_TAIL:])),
     }
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe the events of a run other than its epochs."""
+    others = [event for event in events if event["event"] != "epoch"]
+    return [f"{e['time']} {e['event']} {e.get('message', '')}" for e in others]
 
 
 class WatchServer(ThreadingHTTPServer):
