@@ -13,7 +13,7 @@ SOURCE = Source(tiny_domain(n=32))
 
 
 def make(recipe: str, **options):
-    own = {"k": 2, "head_dim": 4, "head_hidden": 6, "w": 0.7, "lam": 0.01}
+    own = {"k": 2, "head_dim": 4, "head_hidden": 6, "scale": "sum", "w": 0.7, "lam": 0.01}
     train = {"batch_size": 8, "epochs": 6}
     config = resolve({"method": recipe, "peer": own, "train": train, **options})
     assert config.name == recipe

@@ -24,7 +24,7 @@ class Settings(alignment.FrozenGuideSettings):
     """Train a proxy on augmented images, guided by the average of its snapshots."""
 
     scale: Literal["sum", "released", "mean", "gradient"] = alignment.regularizer_option(
-        "sum", "sum (published), 0.025 x sum, mean over outputs, or equal gradients"
+        "sum", "sum (published), 0.025 x sum, mean over outputs, or equal gradients", announced=True
     )
     gradient_images: int = option(0, "images to measure gradients on (0: none)", at_least=0)
     augment: bool = option(True, "train on augmented images (off: both views are clean)")
