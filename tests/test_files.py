@@ -31,6 +31,15 @@ def test_a_link_or_pipe_is_not_replaced(tmp_path, make):
     assert (tmp_path / "linked").read_text() == "before"
 
 
+def test_a_file_does_not_replace_a_folder(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat.png").write_text("image")
+    with pytest.raises(OutputError, match="folder"), replace_atomically(tmp_path / "photos") as new:
+        new.write_text("page")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    assert (tmp_path / "photos/cat.png").read_text() == "image"
+
+
 def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
     (tmp_path / "a").write_text("old")
     with pytest.raises(RuntimeError), replace_atomically(tmp_path / "a") as temporary:

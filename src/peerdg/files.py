@@ -34,6 +34,8 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             _sync(temporary, *temporary.rglob("*"))
             former = temporary.with_name(f"{temporary.name}-former")
             if path.is_dir():  # os.replace only replaces empty folders
+                if not temporary.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, "it is a folder")
                 path.rename(former)
             os.replace(temporary, path)
             _sync(path.parent)
