@@ -22,10 +22,12 @@ def watch(folder: Path = Path("runs"), /, *, port: Port = 0) -> None:
         folder: Folder with runs, in any depth.
         port: Port of the page. Default: a free one.
     """
+    from peerdg.report.html import uplot
     from peerdg.report.watch import WatchServer
 
     if not folder.is_dir():
         raise ConfigError(f"There is no folder {folder}.", hint="Start a run with `peerdg train`.")
+    uplot()  # fail early if it is not installed
     with WatchServer(folder, port) as server:
         console.print(f"Open {server.address} in a browser. Stop with Ctrl-C.")
         try:
