@@ -29,7 +29,7 @@ from peerdg.benches.execute import LOG, POLL_SECONDS, Task, execute, run_folder
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.evaluate.selection import Rule, Trajectory
 from peerdg.evaluate.statistics import import_extra
-from peerdg.files import replace_atomically
+from peerdg.files import replace_atomically, writing
 from peerdg.methods.registry import settings_of
 from peerdg.options import did_you_mean, dotted, merge, nested, read_toml
 from peerdg.report.runs import read_run
@@ -159,7 +159,8 @@ class Search:
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.out.mkdir(parents=True, exist_ok=True)
+        with writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
         file = str(self.out / "journal.log")
         journal = JournalFileBackend(file, JournalFileOpenLock(file))
         space = {name: asdict(each) for name, each in self.space.items()}

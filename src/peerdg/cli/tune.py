@@ -62,4 +62,5 @@ def tune(
     if shares := importances(study):
         console.print("Importance: " + ", ".join(f"{n} {share:.0%}" for n, share in shares.items()))
     console.print(f"Figure: {out / 'tune.png'}")
-    console.print(f"Train with the best options: {command('train', '--config', out / 'best.toml')}")
+    again = command("train", "--config", out / "best.toml", "--out", out / "best")
+    console.print(f"Train with the best options: {again}")
