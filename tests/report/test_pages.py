@@ -20,7 +20,7 @@ from peerdg.evaluate.statistics import wilson
 from peerdg.models.classifier import Classifier
 from peerdg.report.card import card_rows, domain_details
 from peerdg.report.curves import POINTS, curves
-from peerdg.report.html import forest
+from peerdg.report.html import forest, page_file
 from peerdg.report.pages import look_closer, write_evaluation_page, write_runs_page
 from peerdg.report.runs import as_of, load_runs, read_run, save_runs
 from peerdg.report.table import make_table
@@ -212,6 +212,13 @@ def test_only_the_images_and_the_model_of_the_run_itself_are_shown(tmp_path, mon
     assert not look_closer(as_of(runs[1], 1)).details  # the model is that of epoch 2
     changed = {**runs[1].fingerprints, "train": "other"}
     assert not look_closer(replace(runs[1], fingerprints=changed)).details
+
+
+def test_a_page_goes_into_a_folder_and_never_replaces_an_image(tmp_path):
+    assert page_file(tmp_path) == tmp_path / "report.html"
+    assert page_file(tmp_path / "new.html") == tmp_path / "new.html"
+    with pytest.raises(ConfigError):
+        page_file(tmp_path / "cat.jpg")
 
 
 def test_a_domain_that_the_model_has_seen_is_not_called_unseen(tmp_path):

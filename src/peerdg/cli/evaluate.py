@@ -66,11 +66,12 @@ def evaluate(
     from peerdg.evaluate.accuracy import BINS
     from peerdg.files import write_json
     from peerdg.model import load_model
-    from peerdg.report.html import uplot
+    from peerdg.report.html import page_file, uplot
     from peerdg.report.pages import write_evaluation_page
     from peerdg.run.progress import ReadingBar
 
     if report is not None:
+        report = page_file(report)
         uplot()  # fail early if it is not installed
     model = load_model(run, device=device)
     given: dict[str, Any] = {"root": root} if root else {}
@@ -107,7 +108,7 @@ def evaluate(
         write_json(json_file, record)
     if report is not None:
         backbone = model.description["backbone"]
-        title = f"{backbone}, {len(model.classes)} classes, on {len(details)} domains"
+        title = f"{run} ({backbone}) on {', '.join(detail.domain for detail in details)}"
         page = write_evaluation_page(details, domains, report, title=title)
         console.print(f"Page: {page}")
 

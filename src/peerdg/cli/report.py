@@ -28,7 +28,8 @@ def report(
         title: Title of the page.
     """
     from peerdg.benches.folder import BenchFolder
-    from peerdg.report.pages import HTML, write_runs_page
+    from peerdg.report.html import HTML, page_file
+    from peerdg.report.pages import write_runs_page
     from peerdg.report.runs import collect_runs
 
     runs = collect_runs(places)
@@ -38,5 +39,5 @@ def report(
     folder = places[0].parent if places[0].is_file() else places[0]
     if out is None and BenchFolder(folder).holds_bench:
         raise ConfigError(f"{folder / HTML} is the page of a bench.", hint="Name another with -o.")
-    page = write_runs_page(runs, out or folder / HTML, title=title)
+    page = write_runs_page(runs, page_file(out or folder), title=title)
     console.print(f"Page: {page}")

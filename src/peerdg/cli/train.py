@@ -135,6 +135,7 @@ def run_and_report(
     if as_json:
         accuracy = {network: at.final(network) for network in at.networks}
         record = {"run": str(out), "deployed": trained.deployed, "accuracy": accuracy}
+        record |= {"page": str(page)} if report else {}
         print(json.dumps(record))  # noqa: T201  (for programs)
         return
     console.print(final_table(at))

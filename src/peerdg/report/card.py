@@ -118,5 +118,5 @@ def domain_details(detail: DomainReport, domain: Domain, name: str) -> DomainDet
             }
             for mistake in detail.worst
         ],
-        remarks=[] if name == VALIDATION else remarks(detail),
+        remarks=remarks(detail),
     )

@@ -91,6 +91,9 @@ def remarks(detail: DomainReport) -> list[str]:
     sentences = []
     if detail.overlap is not None and detail.domain != VALIDATION and str(detail.overlap):
         sentences.append(str(detail.overlap))
+    if (detail.confusion.sum(0) > 0).sum() == 1 and detail.n > 1:
+        only = detail.classes[int(detail.confusion.sum(0).argmax())].name
+        sentences.append(f"All images are predicted as {only}.")
     if detail.missing:
         sentences.append(f"No images of: {', '.join(detail.missing)}.")
     if detail.skipped:

@@ -28,10 +28,19 @@ from peerdg.files import replace_atomically
 from peerdg.report.table import ReportTable
 from peerdg.terminal import visible
 
+HTML = "report.html"
 _SHADES = 10  # background colors of a confusion matrix
 _FOREST = 300  # width of a forest plot in SVG units
 _ROW = 22  # its height per row
 _LOSSLESS = 48  # pixels up to which an image is stored without loss
+
+
+def page_file(out: Path) -> Path:
+    """Return the file of a page for `--out`, which may also be an existing folder."""
+    file = out / HTML if out.is_dir() else out
+    if file.suffix not in (".html", ".htm"):
+        raise ConfigError(f"{out} is not a name for a page.", hint="Use a name like report.html.")
+    return file
 
 
 def write_html(path: Path, template: str, data: Mapping[str, Any], **content: Any) -> Path:

@@ -17,6 +17,7 @@ from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, PeerdgError
 from peerdg.evaluate.accuracy import DomainReport, evaluate_in_detail
+from peerdg.evaluate.statistics import few_images
 from peerdg.files import read_json
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
@@ -37,6 +38,7 @@ from peerdg.report.compare import (
 )
 from peerdg.report.curves import curves, policies
 from peerdg.report.evaluation import summary_table
+from peerdg.report.html import HTML as HTML
 from peerdg.report.html import data_uri, forest, picture, write_html
 from peerdg.report.runs import RunResult, as_of
 from peerdg.report.table import (
@@ -54,7 +56,6 @@ from peerdg.run.manifest import count_known_images
 from peerdg.run.prepare import evaluation_domains, load_splits
 from peerdg.terminal import Table, command
 
-HTML = "report.html"
 _VIEWED = 6  # augmented images per policy
 _POLICIES = 8
 _LEAST_CRAFTED_LOSS = 10  # points between validation and distorted copies that are worth a remark
@@ -237,7 +238,8 @@ def _happened(closer: CloserLook, table: ReportTable, single: RunResult | None) 
     source = f"{images:,} images of {run.data}" if images else run.data
     if single is None:
         seeds = len({seed for row in table.rows for seed in row.seeds})
-        text = f"{len(table.rows)} methods were trained on {source}, with "
+        kind = "methods" if len({row.method for row in table.rows}) > 1 else "settings"
+        text = f"{len(table.rows)} {kind} were trained on {source}, with "
         text += f"{seeds} seeds each. " if seeds > 1 else "one seed. "
         ranked = {row.label: row.score.mean for row in table.rows if row.score}
         if ranked:
@@ -264,15 +266,16 @@ def _happened(closer: CloserLook, table: ReportTable, single: RunResult | None) 
 def _advice(best: RunResult, shown: Sequence[RunResult]) -> list[str]:
     """Say what to do next."""
     if best.status != "done":
-        return [f"The run is not finished. Continue it with {command('resume', best.path)}."]
+        return [f"The run is not finished. Continue it with `{command('resume', best.path)}`."]
     sentences = []
     if not best.targets:
         sentences.append(
             "There were no unseen domains to test on. Distorted copies show what breaks the model, "
-            "but real images decide: " + command("evaluate", best.path, "FOLDER") + "."
+            f"but real images decide: `{command('evaluate', best.path, 'FOLDER')}`."
         )
     crafted, clean = best.mean(best.deployed, best.voting), best.final(best.deployed)
-    if crafted is not None and VALIDATION in clean:
+    enough = not few_images(best.size(*best.voting))
+    if crafted is not None and VALIDATION in clean and enough:
         loss = clean[VALIDATION] - crafted
         if loss > _LEAST_CRAFTED_LOSS:
             sentences.append(
@@ -284,7 +287,7 @@ def _advice(best: RunResult, shown: Sequence[RunResult]) -> list[str]:
     elif len({run.seed for run in shown}) == 1:
         sentences.append("One seed is not conclusive. Compare the methods with at least three.")
     if best.stored is not None:
-        sentences.append(f"Use the model with {command('predict', best.stored, 'IMAGE')}.")
+        sentences.append(f"Use the model with `{command('predict', best.stored, 'IMAGE')}`.")
     return sentences
 
 

@@ -20,7 +20,7 @@ from peerdg.averages.average_options import KINDS
 from peerdg.crafted import DISJOINT
 from peerdg.data import CRAFTED, is_target
 from peerdg.data.benchmarks import OWN_DATA
-from peerdg.errors import DamagedError, PeerdgError, PeerdgWarning
+from peerdg.errors import ConfigError, DamagedError, PeerdgError, PeerdgWarning
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
     RunFluctuation,
@@ -316,6 +316,8 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
     """Read all runs in or below `places`, folders or records. Warn about unreadable ones."""
     runs, folders = [], {}
     for place in places:
+        if not place.exists():
+            raise ConfigError(f"There is no {place}.", hint="`peerdg runs` lists all runs.")
         if place.is_file() or (place / RECORDS).is_file():
             runs += load_runs(place)
         else:
