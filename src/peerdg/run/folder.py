@@ -232,10 +232,11 @@ class RunFolder:
             self.new_config = config
             return
         if existing == "refuse":
-            raise OutputError(
-                f"{self.path} already holds {'a finished' if self.done else 'an unfinished'} run.",
-                hint="Continue it with --resume, replace it with --overwrite, or change --out.",
-            )
+            hint = "Replace it with --overwrite, or change --out."
+            if not self.done:
+                hint = "Continue it with --resume, replace it with --overwrite, or change --out."
+            kind = "a finished" if self.done else "an unfinished"
+            raise OutputError(f"{self.path} already holds {kind} run.", hint=hint)
         stored = resolve(read_toml(self.config_file))
         if self.manifest is not None:
             refuse_edited_config(self.manifest, stored, file=self.config_file)
