@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RELEASED_SCALE = 0.025  # factor in the Barlow Twins code of 2021. No paper mentions it
 STRONG = (
     "PEER with the published w = 2 was 0.5, 3.1 and 1.7 points below --method p-ens on real digits "
-    "(3 seeds). With --peer.scale released it was 0.2 and 0.4 below (2 seeds)."
+    "(3 seeds). With --peer.scale released it was level (+0.1, -0.2 and -0.4)."
 )
 regularizer_option = partial(option, part_of="regularizer")
 
