@@ -79,7 +79,7 @@ def test_every_method_of_a_shared_run_is_bit_for_bit_what_it_is_alone(tmp_path: 
         losses.add(tuple(r["loss"] for r in view.evaluations if r["model"] == view.deployed))
     assert len(losses) == len(methods)  # they are different networks
     (kept,) = (view for view in shared.values() if view.stored)
-    stored = require_model(kept.model_folder)["training"]["accuracy"]
+    stored = require_model(kept.stored)["training"]["accuracy"]
     assert {name: each["accuracy"] for name, each in stored.items()} == kept.final(kept.deployed)
     save_runs(tmp_path, list(shared.values()))
     again = by_variant(load_runs(tmp_path))
