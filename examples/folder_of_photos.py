@@ -10,7 +10,9 @@ from pathlib import Path
 
 import peerdg
 
-source, target = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+source, target = sys.argv[1:]
 
 run = peerdg.fit(
     source,

@@ -24,7 +24,7 @@ from peerdg.terminal import console, error_console
 
 # Commands and their summaries, so that listing commands does not import them.
 COMMANDS = {
-    "demo": "Train three methods on small digits, and compare them.",
+    "demo": "Train four methods on small digits, and compare them.",
     "train": "Train a method on one labeled domain.",
     "bench": "Train several methods with several seeds, and compare them.",
     "tune": "Search good options of a method by source images.",
