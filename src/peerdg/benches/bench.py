@@ -19,9 +19,9 @@ from peerdg.errors import ConfigError, PeerdgError
 from peerdg.evaluate.statistics import scipy_stats
 from peerdg.options import did_you_mean
 from peerdg.report.figures import pyplot
-from peerdg.report.html import uplot
+from peerdg.report.html import HTML, uplot
 from peerdg.report.page import write_report
-from peerdg.report.pages import HTML, write_runs_page
+from peerdg.report.pages import write_runs_page
 from peerdg.report.runs import DEPENDS_ON_LENGTH, RECORDS, RunResult
 from peerdg.report.table import ReportTable, make_table
 from peerdg.terminal import Table

@@ -103,7 +103,7 @@ def run_paper(
     """
     from peerdg.evaluate.statistics import MIN_SEEDS
     from peerdg.paper.run import run_items
-    from peerdg.report.pages import HTML
+    from peerdg.report.html import HTML
 
     if not item:
         raise ConfigError("No item was given.", hint="Name some, e.g. T2, or use `all`.")

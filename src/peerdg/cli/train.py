@@ -129,7 +129,8 @@ def run_and_report(
     trained = read_run(out)
     at = as_of(trained, trained.deployed_epoch)
     if report:
-        from peerdg.report.pages import HTML, write_runs_page
+        from peerdg.report.html import HTML
+        from peerdg.report.pages import write_runs_page
 
         page = write_runs_page([trained], out / HTML)
     if as_json:

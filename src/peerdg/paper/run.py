@@ -24,7 +24,8 @@ from peerdg.options import dotted
 from peerdg.paper.catalogue import ORACLE, Item, Panel, PaperPlan, columns, items, paper_plan
 from peerdg.paper.cells import MEASURES
 from peerdg.report.compare import require_comparable
-from peerdg.report.pages import HTML, write_paper_page
+from peerdg.report.html import HTML
+from peerdg.report.pages import write_paper_page
 from peerdg.report.runs import RunResult
 from peerdg.terminal import Table, markdown_environment, one_line
 

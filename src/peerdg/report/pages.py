@@ -38,7 +38,6 @@ from peerdg.report.compare import (
 )
 from peerdg.report.curves import curves, policies
 from peerdg.report.evaluation import summary_table
-from peerdg.report.html import HTML as HTML
 from peerdg.report.html import data_uri, forest, picture, write_html
 from peerdg.report.runs import RunResult, as_of
 from peerdg.report.table import (
