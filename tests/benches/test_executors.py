@@ -124,7 +124,7 @@ HOUR = [pytest.mark.slow, pytest.mark.timeout(3600)]
 @pytest.mark.skipif(slurm_here.missing() is not None, reason=str(slurm_here.missing()))
 @pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=HOUR)])
 def test_a_slurm_array_that_is_queued_again_finishes_and_equals_local_runs(tmp_path, seeds):
-    out, epochs = tmp_path / "bench", 60 if seeds == 1 else 1000
+    out, epochs = tmp_path / "bench", 60 if seeds == 1 else 500
     asked = asked_of(tmp_path, seeds=seeds, epochs=epochs)
     with slurm_here.slurm(tmp_path / "slurm") as environment:
         limit = "--time 2 --signal B:USR1@60"
