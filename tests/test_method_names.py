@@ -33,6 +33,7 @@ ALLOWED = {
     "paper/catalogue.py": ({"erm", "oracle-erm", "teacher"}, "the oracle that guides a teacher"),
     "paper/figures.py": ({"peer", "randaugment", "teacher"}, "schematics of the paper"),
     "paper/run.py": ({"peer"}, "the paper's title"),
+    "report/pages.py": ({"peer"}, "the paper's title"),
     "run/prepare.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/config.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
 }

@@ -31,7 +31,7 @@ def test_explained_values_are_those_of_the_run_with_the_reasons_of_its_images(
 def test_the_value_that_won_is_explained_by_its_own_comment(capsys):
     section = printed(["pacs", "--explain"], capsys).partition("[peer]\n")[2]
     lines = dict(line.split(" = ", 1) for line in section.partition("\n\n")[0].splitlines())
-    assert lines["w"].startswith("0.01  # ") and "paper" not in lines["w"]
+    assert lines["w"].startswith("0.1  # ") and "paper" not in lines["w"]
     assert lines["lam"] == "0.005  # paper"
 
 

@@ -124,7 +124,7 @@ def test_predict(
 def test_runs(trained: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert r"run\x1b]0;run" in says(capsys, ["runs", str(place)])
     says(capsys, ["runs", str(place), "--compare"])
-    says(capsys, ["report", str(place), f"--out={tmp_path / NAMES['title']}"])
+    says(capsys, ["report", str(place), f"--out={tmp_path / NAMES['title']}.html"])
     says(capsys, ["runs", str(tmp_path / NAMES["newline"])], code=2)
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.distributed.start import run
-from tests.distributed.steps import CASES, IN_FLOAT32
+from tests.distributed.steps import CASES, ROUNDED
 
 WORKER = ["-m", "tests.distributed.steps"]
 
@@ -32,7 +32,7 @@ def test_gradients_are_those_of_one_process(made, number, processes):
     first = {name for name in alone if name.startswith("00 ")}
     norm = torch.stack([alone[name].double().norm() for name in first]).norm()
     assert norm > 0
-    limit = 1e-5 if list(CASES)[number].split()[0] in IN_FLOAT32 else 1e-12
+    limit = 1e-5 if list(CASES)[number] in ROUNDED else 1e-12
     for name in first:
         error = (ranks[0][name].double() - alone[name].double()).norm()
         assert error <= limit * norm, name

@@ -148,7 +148,7 @@ def test_what_is_written_is_not_what_is_trained_on_meanwhile(tmp_path: Path, mon
 COMMAND = (
     "--backbone", "digits-cnn-half", "--weights", "none", "--transform.size", "32", "--threads",
     "1", "--pretrain.epochs", "1", "--epochs", "4", "--peer.k", "2", "--evaluate-every", "2",
-    "--peer.head-dim", "8",
+    "--peer.head-dim", "8", "--peer.scale", "sum",
 )
 # fmt: on
 

@@ -101,7 +101,7 @@ def test_options_of_other_methods_are_not_announced(tmp_path: Path):
 
 def test_the_reasons_are_the_comments_of_the_preset():
     comments = origins("own-photos", "quick")
-    assert comments["peer.w"].startswith("assumption: as in the pacs preset")
+    assert comments["peer.w"].startswith("study digits-readings: ")
     assert comments["peer.lam"] == "paper"  # shared by all budgets
     assert comments["backbone"].startswith("paper: ")
     assert origins("own-photos", "paper")["peer.k"] == "paper"

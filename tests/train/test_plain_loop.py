@@ -268,7 +268,7 @@ def test_a_run_equals_the_plain_loop(case: str, tmp_path: Path):
     own = {"k": K} if method == "randaugment" else {}
     if method == "peer":
         own = {"k": K, "w": W, "lam": LAM, "head_layers": 2, "head_hidden": HIDDEN, "head_dim": DIM}
-        own["reset_proxy"] = "reset" in case
+        own |= {"scale": "sum", "reset_proxy": "reset" in case}
     run = peerdg.fit(
         SPLITS,
         out=tmp_path / "run",
