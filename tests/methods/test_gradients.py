@@ -12,7 +12,8 @@ from torch import nn
 import peerdg
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.methods.alignment import gradient_norm
+from peerdg.methods import alignment, clean
+from peerdg.methods.alignment import gradient_norm, probe_batch
 from peerdg.methods.base import Batch
 from peerdg.methods.peer import PEER, Settings
 from peerdg.run.folder import RunFolder
@@ -111,11 +112,54 @@ def run(out: Path, **peer: Any) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_trains_the_same_whether_it_measures_or_not(tmp_path: Path):
-    measured, not_measured = run(tmp_path / "a", gradient_images=64), run(tmp_path / "b")
+    measured = run(tmp_path / "a", gradient_images=64, scale="sum")
+    not_measured = run(tmp_path / "b", scale="sum")
     assert all(torch.equal(measured[name], not_measured[name]) for name in measured)
     epochs = [r for r in RunFolder(tmp_path / "a").metrics.read() if r["kind"] == "epoch"]
     gradients = [record["gradients"] for record in epochs if record["phase"] == "train"]
     assert len(gradients) == 2 and all(each["cross_entropy"] > 0 for each in gradients)
+
+
+def test_a_frozen_encoder_is_not_balanced():
+    peer = make(scale="gradient", w=0.3)
+    peer.proxy.encoder.requires_grad_(False)
+    recorded = peer.start_epoch(0)["gradients"]
+    assert recorded == {"cross_entropy": 0.0, "regularizer": 0.0}
+    assert torch.isfinite(peer.loss(probe()).total)
+
+
+def test_measuring_draws_the_same_numbers_and_leaves_those_of_training():
+    """The probe has no seed, so its views come from torch's global generator."""
+    unseeded = Batch(probe().images, probe().labels)
+    settings = Settings(k=2, head_dim=4, head_hidden=6, scale="gradient")
+    norms = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        peer = PEER(tiny_classifier(dropout=0.3), settings, probe=unseeded).train()
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        norms.append(peer.start_epoch(0)["gradients"])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert norms[0] == norms[1]
+
+
+def test_a_run_measures_on_as_many_images_as_a_batch_has(monkeypatch, tmp_path):
+    """Barlow Twins depends on the size of the batch. Chunks of clean images may be smaller."""
+    monkeypatch.setattr(clean, "images_per_pass", lambda side: 4)
+    seen = []
+
+    def watched(*given: Any) -> Batch:
+        seen.append(probe_batch(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(alignment, "probe_batch", watched)
+    run(tmp_path / "run", scale="gradient")
+    (batch,) = seen
+    domain = tiny_splits().train
+    assert len(batch.images) == 8
+    rows = [int((domain.images == image).flatten(1).all(1).nonzero()[0]) for image in batch.images]
+    assert len(set(rows)) == 8
+    assert torch.equal(batch.labels, domain.labels[rows])
 
 
 def test_scale_gradient_needs_a_batch():

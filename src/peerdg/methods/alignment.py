@@ -4,8 +4,9 @@ Shared by PEER, its variant with a fixed teacher, and Barlow Twins.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from peerdg.methods.views import TwoViewOutput
 from peerdg.models.classifier import Classifier
 from peerdg.models.layers import projection_head
 from peerdg.options import option
-from peerdg.rng import seed_for
+from peerdg.rng import seed_for, seeded
 from peerdg.stages import stage
 
 if TYPE_CHECKING:
@@ -243,15 +244,18 @@ class RegularizerScale(nn.Module):
         if probe is None or settings.regularizer == OFF or epoch % settings.k:
             return {}
         if int(self.epoch) != epoch:
-            encoder = method.trained.encoder
             before = {name: buffer.clone() for name, buffer in method.named_buffers()}
+            images, labels = (each.to(self.norms.device) for each in (probe.images, probe.labels))
+            batch, norms = replace(probe, images=images, labels=labels), []
             # One pass per norm: the graph of a compiled network can be used only once.
-            parts = method.loss(probe).parts
-            ce_norm = gradient_norm(parts["ce_clean"] + parts["ce_augmented"], encoder)
-            norm = gradient_norm(method.loss(probe).parts["regularizer"], encoder)
+            for terms in (("ce_clean", "ce_augmented"), ("regularizer",)):
+                with seeded(0, "gradients", epoch):  # the same dropout and views
+                    parts = method.loss(batch).parts
+                term = torch.stack([parts[name] for name in terms]).sum()
+                norms.append(gradient_norm(term, method.trained.encoder))
             for name, buffer in method.named_buffers():
                 buffer.copy_(before[name])  # restore batch statistics
-            self.norms.copy_(torch.stack((ce_norm, norm)))
+            self.norms.copy_(torch.stack(norms))
             self.epoch.fill_(epoch)
         weighted = float(settings.w * self(self.norms[1]))
         return {"gradients": {"cross_entropy": float(self.norms[0]), "regularizer": weighted}}
@@ -259,15 +263,19 @@ class RegularizerScale(nn.Module):
 
 def probe_batch(context: RunContext, images: int) -> Batch:
     """Take up to `images` clean images of a run, with a similar class distribution."""
-    chunk, labels = next(iter(context.clean.labeled()))
+    size = len(context.clean.rows[0])
+    chunks = islice(context.clean.labeled(), -(-images // size))  # of shuffled images
+    taken, labels = map(torch.cat, zip(*chunks, strict=True))
     # Rows within a chunk may be sorted by class, so take evenly spaced ones.
-    rows = torch.linspace(0, len(chunk) - 1, min(images, len(chunk))).round().long()
-    return Batch(chunk[rows], labels[rows], seed=seed_for(context.seed, "probe"))
+    rows = torch.linspace(0, len(taken) - 1, min(images, len(taken))).round().long()
+    return Batch(taken[rows], labels[rows], seed=seed_for(context.seed, "probe"))
 
 
 def gradient_norm(term: Tensor, encoder: nn.Module) -> Float[Tensor, ""]:
     """Compute ‖∂term/∂θ‖₂ over all trained parameters θ of the encoder, and free the graph."""
     parameters = [p for p in encoder.parameters() if p.requires_grad]
+    if not (parameters and term.requires_grad):
+        return term.new_zeros(())
     gradients = torch.autograd.grad(term, parameters, allow_unused=True)
     whole = (whole_gradient(gradient) for gradient in gradients if gradient is not None)
     squares = [gradient.float().square().sum() for gradient in whole]
@@ -310,7 +318,8 @@ def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext
         average = guiding_average(
             settings, model, context.clean, rule=rule, deployed_bn=None if is_clean else deployed_bn
         )
-    images = settings.gradient_images or (64 if settings.scale == "gradient" else 0)
+    # Barlow Twins depends on the size of the batch.
+    images = settings.gradient_images or context.batch_size * (settings.scale == "gradient")
     return {
         "augment": context.augment,
         "average": average,

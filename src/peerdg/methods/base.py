@@ -231,6 +231,7 @@ class RunContext:
     period: int  # the method's k: epochs between two snapshots, unless `average.k` is set
     epochs: int  # epochs of the main phase
     steps: int  # steps per epoch
+    batch_size: int
     image_size: int  # side of the network's input images
     validation_loss: ValidationLoss | None  # loss of a network on the source's validation images
     load_model: Callable[[str], Classifier]  # loads a run or model folder, e.g. a teacher

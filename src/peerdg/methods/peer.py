@@ -26,7 +26,9 @@ class Settings(alignment.FrozenGuideSettings):
     scale: Literal["sum", "released", "mean", "gradient"] = alignment.regularizer_option(
         "sum", "sum (published), 0.025 x sum, mean over outputs, or equal gradients", announced=True
     )
-    gradient_images: int = option(0, "images to measure gradients on (0: none)", at_least=0)
+    gradient_images: int = option(
+        0, "images to measure gradients on (0: none, or a batch to balance them)", at_least=0
+    )
     augment: bool = option(True, "train on augmented images (off: both views are clean)")
     average: bool = option(True, "task model is the mean of snapshots (off: the latest one)")
     include_init: bool = option(False, "average the initial weights too, as in Algorithm 1")

@@ -286,6 +286,7 @@ def build_method(
         period=config.method_settings.period,
         epochs=config.train.epochs,
         steps=steps,
+        batch_size=config.train.batch_size,
         image_size=source.size,
         validation_loss=None if validation is None else validation_loss,
         load_model=load_input_model,
