@@ -145,6 +145,7 @@ def _train_run(
     distributed.require_same("images or weights", _inputs_hash(inputs))
     folder.begin()
     check_manifest(config, folder, inputs.splits, inputs.source.device, inputs.fingerprints)
+    distributed.from_first("")  # the folder is ready
     folder.failure_file.unlink(missing_ok=True)
     run = Run(config, folder, inputs, progress)
     distributed.require_same("a checkpoint", run.checkpointer.position)
@@ -170,6 +171,7 @@ def _follow_run(
     config = resolve(tomllib.loads(text))
     inputs = load_inputs(config, splits=splits, model=model)
     distributed.require_same("images or weights", _inputs_hash(inputs))
+    distributed.from_first("")  # an earlier run in the folder is removed
     run = Follower(config, RunFolder(out), inputs)
     distributed.require_same("a checkpoint", run.checkpointer.position)
     method = run.train(stop_after=stop_after)
