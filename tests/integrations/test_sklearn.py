@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -139,7 +140,7 @@ def test_the_run_folder_is_kept_where_the_user_wants_it(tmp_path):
     )
 
 
-def test_a_network_keeps_its_order_of_classes_and_is_not_changed():
+def test_a_network_with_another_order_of_classes_predicts_sorted_ones_and_is_not_changed():
     labels = np.array(["dark", "bright"])[np.arange(40) % 2]
     images = np.where((labels == "dark")[:, None, None], 10, 240) + np.zeros((40, 12, 12))
     network = Classifier(TinyEncoder(), torch.nn.Linear(8, 2), classes=("dark", "bright"))
@@ -147,7 +148,8 @@ def test_a_network_keeps_its_order_of_classes_and_is_not_changed():
     options = {**SHORT["options"], "model": network}
     classifier = PeerClassifier(method="erm", epochs=20, options=options)
     classifier.fit(images.astype(np.uint8), labels)
-    assert list(classifier.classes_) == ["dark", "bright"]
+    assert list(classifier.classes_) == ["bright", "dark"]  # as scorers of scikit-learn expect
+    assert log_loss(labels, classifier.predict_proba(images.astype(np.uint8))) < 0.5
     assert classifier.score(images.astype(np.uint8), labels) > 0.9
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 

@@ -91,15 +91,16 @@ class PeerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.model_ = fit(Splits(source, None), out=out, progress=False, **options).model
         if self.out is None:
             self.model_.folder = None  # deleted
-        # Sorted, but a network in `options` may have its classes in another order.
-        self.classes_ = classes[[source.classes.index(name) for name in self.model_.classes]]
+        self.classes_ = classes
+        # A network in `options` may have its classes in another order.
+        self._columns = [self.model_.classes.index(name) for name in source.classes]
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Compute probabilities `[n, classes]`, in the order of `classes_`."""
         check_is_fitted(self)
         with _value_errors():
-            return self.model_.probabilities(list(X)).numpy()
+            return self.model_.probabilities(list(X)).numpy()[:, self._columns]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Predict the most probable label of each image."""
