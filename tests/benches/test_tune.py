@@ -80,6 +80,7 @@ def test_ranges_are_read_and_wrong_ones_refused(tmp_path):
     assert (space["peer.k"].count, space["train.lr"].count) == (2, 1)
     for text in ("peer.w = 1", "peer.w = { low = 2, high = 1 }",
                  "peer.w = { low = 0, high = 1, log = true }",
+                 'peer.w = { low = "1", high = "2" }', "peer.w = [[1, 2], [3, 4]]",
                  "peer.w = { low = 1, high = 2, steps = 3 }"):  # fmt: skip
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"peer\.w"):

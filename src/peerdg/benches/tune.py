@@ -104,12 +104,16 @@ def read_space(path: Path, config: RunConfig) -> dict[str, Range]:
     def read(table: Mapping[str, Any], prefix: str) -> None:
         for key, value in table.items():
             if isinstance(value, list) and value:
+                if not all(isinstance(each, str | int | float) for each in value):
+                    raise ConfigError(f"{prefix}{key} in {path} may list numbers and texts only.")
                 space[prefix + key] = Range(values=tuple(dict.fromkeys(value)))
             elif isinstance(value, Mapping) and {"low", "high"} <= value.keys():
                 for name in value.keys() - {"low", "high", "log"}:
                     hint = did_you_mean(name, ["low", "high", "log"])
                     raise ConfigError(f"Unknown key '{name}' of {prefix}{key}.", hint=hint)
                 ends = {"low": value["low"], "high": value["high"]}
+                if not all(isinstance(end, int | float) for end in ends.values()):
+                    raise ConfigError(f"low and high of {prefix}{key} in {path} must be numbers.")
                 if isinstance(usual.get(prefix + key), float):
                     ends = {name: float(end) for name, end in ends.items()}
                 space[prefix + key] = Range(log=value.get("log", False), **ends)
