@@ -11,7 +11,7 @@ import pytest
 import peerdg
 from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError
-from peerdg.report.watch import Watched, WatchServer
+from peerdg.report.watch import Watched, WatchServer, seconds_per_epoch
 from tests.conftest import tiny_classifier, tiny_splits
 
 
@@ -45,6 +45,19 @@ def ask(server: WatchServer, path: str, *, host: str | None = None, method: str 
     connection.request(method, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
+
+
+def test_the_time_left_ignores_interruptions():
+    def event(kind: str, time: str, **values: str) -> dict[str, str]:
+        return {"event": kind, "time": f"2026-01-{time}:00+00:00", **values}
+
+    events = [event("start", "01T10:00"), event("epoch", "01T10:10", phase="train")]
+    assert seconds_per_epoch(events) is None
+    events.append(event("epoch", "01T10:20", phase="train"))
+    assert seconds_per_epoch(events) == 600
+    events += [event("stop", "01T10:25"), event("resume", "03T08:00")]
+    events += [event("epoch", f"03T08:0{n}", phase="train") for n in (1, 2, 3)]
+    assert seconds_per_epoch(events) == 60
 
 
 def test_all_runs_are_shown_with_their_state(runs):

@@ -132,7 +132,7 @@
     });
   }
 
-  const data = JSON.parse(document.getElementById("data").textContent);
+  let data = JSON.parse(document.getElementById("data").textContent);
   draw(data);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(data));
 
@@ -150,19 +150,18 @@
     }
   }
 
-  async function watch(shown) {
-    const state = document.getElementById("state");
-    let now = shown;
+  async function watch() {
+    const state = document.getElementById("state"), shown = data;
     try {
-      now = await (await fetch("data.json")).json();
-      state.textContent = `${now.runs.length} runs, ${now.runs.filter(r => r.status === "running").length} in training`;
+      data = await (await fetch("data.json")).json();
+      state.textContent = `${data.runs.length} runs, ${data.runs.filter(r => r.status === "running").length} in training`;
     } catch {
       state.textContent = "The server has stopped. Start `peerdg watch` again.";
     }
-    list(now.runs);
-    if (JSON.stringify(now.charts) !== JSON.stringify(shown.charts)) draw(now);
-    setTimeout(watch, WAIT, now);
+    list(data.runs);
+    if (JSON.stringify(data.charts) !== JSON.stringify(shown.charts)) draw(data);
+    setTimeout(watch, WAIT);
   }
 
-  if (runs) watch(data);
+  if (runs) watch();
 })();

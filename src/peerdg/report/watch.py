@@ -1,5 +1,6 @@
 """Show the runs below a folder as they train, on a page from a local server."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -67,11 +68,8 @@ def _row(run: RunResult) -> Row:
     phase = run.epochs[-1]["phase"] if run.epochs else "pretrain"
     done = run.epochs[-1]["epoch"] if run.epochs else 0
     events = RunFolder(run.path).events.read()
-    # These times include evaluations, unlike the seconds of an epoch.
-    times = [datetime.fromisoformat(e["time"]) for e in events if e.get("phase") == "train"]
-    recent, left = times[-_RECENT:], ""
-    if run.status == "running" and len(recent) > 1:
-        per_epoch = (recent[-1] - recent[0]).total_seconds() / (len(recent) - 1)
+    per_epoch, left = seconds_per_epoch(events), ""
+    if run.status == "running" and per_epoch is not None:
         left = duration((planned[phase] - done) * per_epoch)
     accuracy = summarize(run.final(run.deployed)) if run.evaluations else []
     log = run.path / "log.txt"  # written by a bench
@@ -83,6 +81,18 @@ def _row(run: RunResult) -> Row:
         "accuracy": visible(", ".join(f"{domain} {value:.1f}" for domain, value in accuracy)),
         "log": "\n".join(map(visible, lines[-_TAIL:])),
     }
+
+
+def seconds_per_epoch(events: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the recent time per epoch of the main phase, with evaluations."""
+    starts = [n for n, event in enumerate(events) if event["event"] in ("start", "resume")]
+    since = events[starts[-1] :] if starts else events  # without the time of an interruption
+    epochs = (e for e in since if e["event"] == "epoch" and e["phase"] == "train")
+    times = [datetime.fromisoformat(event["time"]) for event in epochs]
+    recent = times[-_RECENT:]
+    if len(recent) < 2:
+        return None
+    return (recent[-1] - recent[0]).total_seconds() / (len(recent) - 1)
 
 
 def _events(events: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -127,12 +137,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         kind, make = pages[self.path]
         content = make().encode()
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(ConnectionError):  # the tab was closed
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(content)
 
     def log_message(self, format: str, *values: Any) -> None:
         """Print nothing."""
