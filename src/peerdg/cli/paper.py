@@ -103,8 +103,9 @@ def run_paper(
     """
     from peerdg.evaluate.statistics import MIN_SEEDS
     from peerdg.paper.run import run_items
-    from peerdg.report.html import HTML
+    from peerdg.report.html import HTML, uplot
 
+    uplot()  # fail early if it is not installed
     if not item:
         raise ConfigError("No item was given.", hint="Name some, e.g. T2, or use `all`.")
     if data is not None and data not in PUBLISHED:

@@ -151,12 +151,16 @@ def _own_options(groups: Groups) -> dict[str, str]:
     options = {}
     for name, group in groups.items():
         settings, own = group[0].settings, group[0].config.get(group[0].config["method"], {})
-        numbers = {
+        values = {
             f.name: own.get(f.name)
             for f in (fields(settings) if settings else ())
             if f.metadata["announced"] and own.get(f.metadata["part_of"]) != OFF
         }
-        texts = [f"{key} {v:g}" for key, v in numbers.items() if isinstance(v, int | float)]
+        texts = [
+            f"{key} {v:g}" if isinstance(v, float) else f"{key} {v}"
+            for key, v in values.items()
+            if v is not None
+        ]
         if texts and name in names:
             options[name] = ", ".join(texts)
     return options

@@ -268,9 +268,10 @@ def _advice(best: RunResult, shown: Sequence[RunResult]) -> list[str]:
         return [f"The run is not finished. Continue it with `{command('resume', best.path)}`."]
     sentences = []
     if not best.targets:
+        evaluate = command("evaluate", best.stored or "RUN", "FOLDER")
         sentences.append(
             "There were no unseen domains to test on. Distorted copies show what breaks the model, "
-            f"but real images decide: `{command('evaluate', best.path, 'FOLDER')}`."
+            f"but real images decide: `{evaluate}`."
         )
     crafted, clean = best.mean(best.deployed, best.voting), best.final(best.deployed)
     enough = not few_images(best.size(*best.voting))
