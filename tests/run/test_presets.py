@@ -34,7 +34,7 @@ def test_every_value_of_a_preset_names_its_origin():
         if "=" not in line or line.startswith(("#", "extends")):
             continue
         assert re.search(r"# (paper|code|assumption)\b|# study [\w-]+: ", line), line
-        if study := re.search(r"# study (\w+): ", line):
+        if study := re.search(r"# study ([\w-]+): ", line):
             assert (RESULTS / study[1] / "README.md").exists(), line
 
 
