@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from peerdg.methods.peer import Settings as PeerSettings
 
 RELEASED_SCALE = 0.025  # factor in the Barlow Twins code of 2021. No paper mentions it
-STRONG = (
-    "PEER with the published w = 2 was 0.5, 3.1 and 1.7 points below --method p-ens on real digits "
-    "(3 seeds). With --peer.scale released it was level (+0.1, -0.2 and -0.4)."
-)
 regularizer_option = partial(option, part_of="regularizer")
 
 
@@ -46,6 +42,12 @@ class AlignmentSettings(MethodSettings):
 
     k: int = option(10, "re-draw the policy every k epochs", at_least=1, announced=True)
     w: float = regularizer_option(2.0, "weight of the regularizer", at_least=0, announced=True)
+    scale: Literal["sum", "released", "mean", "gradient"] = regularizer_option(
+        "sum", "sum (published), 0.025 x sum, mean over outputs, or equal gradients", announced=True
+    )
+    gradient_images: int = option(
+        0, "images to measure gradients on (0: none, or a batch to balance them)", at_least=0
+    )
     lam: float = regularizer_option(0.005, "weight of the redundancy term", at_least=0)
     regularizer: Literal["barlow-twins", "info-nce", "none"] = option(
         "barlow-twins", "loss between projected features", formerly="regulariser"
@@ -83,12 +85,6 @@ class FrozenGuideSettings(AlignmentSettings):
         "clean_aug", "views for the frozen and the trained network"
     )
     cache_features: bool = option(True, "cache the frozen network's features")
-
-    @property
-    def caution(self) -> str | None:
-        """Warn of the published strength of PEER's regularizer."""
-        is_published = getattr(self, "scale", None) == "sum" and self.regularizer == "barlow-twins"
-        return STRONG if is_published and self.w >= 1 else None
 
 
 def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:
@@ -194,13 +190,13 @@ class CachedFeatures(nn.Module):
 
 
 class RegularizerScale(nn.Module):
-    """Scale PEER's regularizer, and compare its gradient with the cross-entropy gradient.
+    """Scale the regularizer, and compare its gradient with the cross-entropy gradient.
 
     Barlow Twins sums over R's outputs, so the weight that balances it with the cross-entropy
     depends on the number of outputs and on the batch.
 
     Args:
-        settings: PEER's options. `scale` is `"sum"` (published), `"released"` (the sum times the
+        settings: `scale` is `"sum"` (published), `"released"` (the sum times the
             constant in the Barlow Twins code of 2021), `"mean"` over R's outputs, or `"gradient"`,
             which equalizes the two gradient norms at the encoder.
         feature_dim: Dimension of the encoder's features.
@@ -211,7 +207,7 @@ class RegularizerScale(nn.Module):
     epoch: Tensor
 
     def __init__(
-        self, settings: "PeerSettings", feature_dim: int, probe: Batch | None = None
+        self, settings: AlignmentSettings, feature_dim: int, probe: Batch | None = None
     ) -> None:
         super().__init__()
         if settings.scale == "gradient" and probe is None:
@@ -261,8 +257,12 @@ class RegularizerScale(nn.Module):
         return {"gradients": {"cross_entropy": float(self.norms[0]), "regularizer": weighted}}
 
 
-def probe_batch(context: RunContext, images: int) -> Batch:
-    """Take up to `images` clean images of a run, with a similar class distribution."""
+def probe_batch(settings: AlignmentSettings, context: RunContext) -> Batch | None:
+    """Take the images to measure gradients on, with a similar class distribution as the source."""
+    # Barlow Twins depends on the size of the batch.
+    images = settings.gradient_images or context.batch_size * (settings.scale == "gradient")
+    if not images:
+        return None
     size = len(context.clean.rows[0])
     chunks = islice(context.clean.labeled(), -(-images // size))  # of shuffled images
     taken, labels = map(torch.cat, zip(*chunks, strict=True))
@@ -318,12 +318,10 @@ def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext
         average = guiding_average(
             settings, model, context.clean, rule=rule, deployed_bn=None if is_clean else deployed_bn
         )
-    # Barlow Twins depends on the size of the batch.
-    images = settings.gradient_images or context.batch_size * (settings.scale == "gradient")
     return {
         "augment": context.augment,
         "average": average,
         "clean": context.clean,
         "cache": settings.k * context.passes > 1,  # otherwise each feature is used at most once
-        "probe": probe_batch(context, images) if images else None,
+        "probe": probe_batch(settings, context),
     }

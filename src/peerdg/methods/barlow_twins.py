@@ -1,10 +1,17 @@
 """Cross-entropy and Barlow Twins on two views with one network: PEER without a second model."""
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 from peerdg.augment.protocol import Augment
-from peerdg.methods.alignment import AlignmentSettings, alignment_loss, build_projection
-from peerdg.methods.base import Batch, Loss
+from peerdg.methods.alignment import (
+    AlignmentSettings,
+    RegularizerScale,
+    alignment_loss,
+    build_projection,
+    probe_batch,
+)
+from peerdg.methods.base import Batch, Loss, RunContext
 from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier
 
@@ -30,10 +37,23 @@ class BarlowTwins(AugmentedMethod):
     divergence_hint = ", or the regularizer's weight (--barlow-twins.w)"
 
     def __init__(
-        self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        augment: Augment | None = None,
+        probe: Batch | None = None,
     ) -> None:
         super().__init__(model, settings or Settings(), augment=augment)
         self.projection = build_projection(self.settings, model.feature_dim)
+        self.scale = RegularizerScale(self.settings, model.feature_dim, probe)
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        return cls(model, settings, augment=context.augment, probe=probe_batch(settings, context))
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        return super().start_epoch(epoch) | self.scale.measure(self, epoch)
 
     def loss(self, batch: Batch) -> Loss:
         settings = self.settings
@@ -41,4 +61,4 @@ class BarlowTwins(AugmentedMethod):
         if settings.regularizer == "none":
             return out.loss()
         regularizer = alignment_loss(settings, self.projection, out.h, out.h_bar)
-        return out.loss(regularizer, w=settings.w)
+        return out.loss(regularizer, settings.w * self.scale(regularizer))

@@ -14,8 +14,10 @@ from peerdg.long_work import iterate
 from peerdg.methods.alignment import (
     CachedFeatures,
     FrozenGuideSettings,
+    RegularizerScale,
     alignment_loss,
     build_projection,
+    probe_batch,
 )
 from peerdg.methods.base import Batch, Loss, RunContext
 from peerdg.methods.clean import Clean, CleanImages, as_clean
@@ -84,6 +86,7 @@ class Teacher(AugmentedMethod):
         clean: All clean training images. `CleanImages` with labels are needed to fit A. The
             teacher's features are cached for batches with an `index`.
         cache: See `CachedFeatures`.
+        probe: See `RegularizerScale`.
     """
 
     settings: Settings
@@ -99,12 +102,14 @@ class Teacher(AugmentedMethod):
         teacher: Classifier | None = None,
         clean: Clean | None = None,
         cache: bool | None = None,
+        probe: Batch | None = None,
     ) -> None:
         super().__init__(settings=settings or Settings(), augment=augment)
         self.student = model
         self.teacher = (teacher or copy.deepcopy(model)).requires_grad_(False).eval()
         self.clean = as_clean(clean)
         self.projection = build_projection(self.settings, model.feature_dim)
+        self.scale = RegularizerScale(self.settings, model.feature_dim, probe)
         widths = self.teacher.feature_dim, model.feature_dim
         self.adapter: nn.Module = nn.Identity()  # A
         if widths[0] != widths[1]:
@@ -136,6 +141,7 @@ class Teacher(AugmentedMethod):
             teacher=teacher,
             clean=context.clean,
             cache=context.passes * context.epochs > 1,  # otherwise no feature is used twice
+            probe=probe_batch(settings, context),
         )
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -143,7 +149,7 @@ class Teacher(AugmentedMethod):
         if not self.fitted:
             self._fit_adapter()
         self.teacher_features.refresh(version=0)
-        return super().start_epoch(epoch)
+        return super().start_epoch(epoch) | self.scale.measure(self, epoch)
 
     def loss(self, batch: Batch) -> Loss:
         settings = self.settings
@@ -155,7 +161,7 @@ class Teacher(AugmentedMethod):
             regularizer = regularizer + alignment_loss(
                 settings, self.projection, self.adapter(h_t), h
             )
-        return out.loss(regularizer, w=settings.w)
+        return out.loss(regularizer, settings.w * self.scale(regularizer))
 
     @property
     def networks(self) -> dict[str, Classifier]:

@@ -74,13 +74,12 @@ class TwoViewOutput(NamedTuple):
     ce: Tensor  # CE(F(x), y)
     ce_bar: Tensor  # CE(F(x̄), y)
 
-    def loss(self, regularizer: Tensor | None = None, *, w: float = 0) -> Loss:
-        """Compute CE(F(x), y) + CE(F(x̄), y) + w · regularizer."""
+    def loss(self, regularizer: Tensor | None = None, weighted: Tensor | None = None) -> Loss:
+        """Compute CE(F(x), y) + CE(F(x̄), y) + the weighted regularizer, which is also recorded."""
         terms = {"ce_clean": self.ce, "ce_augmented": self.ce_bar}
-        if regularizer is None:
+        if regularizer is None or weighted is None:
             return Loss(self.ce + self.ce_bar, **terms)
-        total = self.ce + self.ce_bar + w * regularizer
-        return Loss(total, **terms, regularizer=regularizer)
+        return Loss(self.ce + self.ce_bar + weighted, **terms, regularizer=regularizer)
 
 
 def forward_both(
