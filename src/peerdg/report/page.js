@@ -104,10 +104,14 @@
   function draw(data) {
     const place = document.getElementById("charts");
     if (!place || !data.charts) return;
+    const zooms = plots.map(({ plot }) => {
+      const { min, max } = plot.scales.x, x = plot.data[0];
+      return min > x[0] || max < x.at(-1) ? { min, max } : null;
+    });
     plots.forEach(({ plot }) => plot.destroy());
     place.replaceChildren();
     controls(data, document.getElementById("controls"));
-    plots = data.charts.map(chart => {
+    plots = data.charts.map((chart, number) => {
       const box = element("div", place, "", { class: "chart" });
       element("h3", box, chart.title);
       const last = chart.series.filter(s => s.deployed).map(s => `${name(s)} ${s.y.findLast(v => v != null)} %`);
@@ -127,6 +131,7 @@
         }))],
         hooks: { draw: [marks(data)], setCursor: [readout(data, chart, values)] },
       }, [data.x, ...chart.series.map(s => s.y)], canvas);
+      if (zooms[number]) plot.setScale("x", zooms[number]);
       new ResizeObserver(() => plot.setSize({ width: box.clientWidth, height: 230 })).observe(box);
       return { plot, chart };
     });
