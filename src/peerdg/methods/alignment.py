@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -68,6 +68,9 @@ class AlignmentSettings(MethodSettings):
     joint_views: bool = option(False, "apply batch normalization to both views together")
 
     period_option = "k"
+
+    def for_time_estimate(self) -> Self:
+        return replace(self, scale="sum", gradient_images=0)
 
     @property
     def is_baseline(self) -> bool:

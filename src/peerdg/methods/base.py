@@ -91,6 +91,10 @@ class MethodSettings:
         """Phase before which `Method.adapt` changes the network. None if it never does."""
         return None
 
+    def for_time_estimate(self) -> Self:
+        """Return options without work between epochs that does not grow with the data."""
+        return self
+
     @property
     def caution(self) -> str | None:
         """A warning about these options, from our studies. Shown when a run starts."""

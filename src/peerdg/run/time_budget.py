@@ -182,6 +182,7 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
 
     The network is copied and torch's global generator is restored, so the run is not affected.
     """
+    config = replace(config, method_settings=config.method_settings.for_time_estimate())
     train, size, device = inputs.source.domain, inputs.source.size, inputs.source.device
     step = {}
     for phase in phases_of(config):
@@ -192,22 +193,17 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
             validation = inputs.domains.get(VALIDATION)
             network = copy.deepcopy(inputs.network)
             method = make_method(phase, config, network, sample, validation).to(device).train()
-            method.start_epoch(0)
+            start = _timed(partial(method.start_epoch, 0), device)
             step[phase.name] = _time_steps(phase, method, sample, seconds)
-            period = config.method_settings.period
-            method.start_epoch(period - 1)
-            end = _timed(partial(method.end_epoch, period - 1), device)
-            start = _timed(partial(method.start_epoch, period), device)
-            # Again, without the work on all images that follows an update.
-            fixed = _timed(partial(method.start_epoch, 2 * period), device)
+            method.start_epoch(last := config.method_settings.period - 1)
+            end = _timed(partial(method.end_epoch, last), device)
     # `method` and `sample` now belong to the last phase, which is the main one.
     networks, part = method.evaluated_networks, {"": sample.domain}
     per_image = _timed(lambda: evaluate_models(networks, part, size=size), device) / len(sample)
     evaluated: float = sum(map(len, inputs.domains.values()))
     if config.batch_statistics == "clean" and has_batch_statistics(inputs.network):
         evaluated += len(train) * len(method.needs_clean_statistics) / len(networks)
-    whole = (end + max(start - fixed, 0)) * len(train) / len(sample)
-    return Costs(step, fixed + whole, per_image * evaluated)
+    return Costs(step, (start + end) * len(train) / len(sample), per_image * evaluated)
 
 
 def _time_steps(phase: Phase, method: Method, source: Source, seconds: float) -> float:
