@@ -311,9 +311,8 @@ def _draw_grid(axis: Any, analysis: Analysis) -> None:
         mean, std = np.array([d.mean for d in row]), np.array([d.std for d in row])
         axis.plot(magnitudes, mean, color=color, marker=marker, label=f"num_ops {k}")
         axis.fill_between(magnitudes, mean - std, mean + std, color=color, alpha=0.2, lw=0)
-    top = max(each.mean for each in analysis.distances)
+    top, lowest = max(each.mean for each in analysis.distances), -1.0
     place = {"xycoords": ("axes fraction", "data"), "va": "center", "parse_math": False}
-    lowest = -1.0
     for pair in sorted(analysis.pairs, key=lambda pair: pair.mean):
         axis.axhline(pair.mean, color="#595959", lw=1, ls="--")
         lowest = max(pair.mean, lowest + 0.05 * top)  # labels must not overlap
@@ -322,7 +321,7 @@ def _draw_grid(axis: Any, analysis: Analysis) -> None:
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=8)
     name = visible(analysis.distances[0].first)
     title = f"{name} and its augmented images ({analysis.facts['operations']} operations)"
-    axis.set_title(title, loc="left", fontsize=10, parse_math=False)
+    axis.set_title(title, loc="left", fontsize=10, pad=24, parse_math=False)
