@@ -1,6 +1,7 @@
 """`peerdg paper run` on small digits, with runs of a few steps."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ def test_cells_are_the_accuracies_of_the_runs_and_items_share_them(trained):
     trained("T7", "T15", "F6")
     assert trained.runs == ["peer-no-head-0"]
     assert "T15" in (trained.out / "README.md").read_text()
+    # The records of the bench have the rows of all calls, and stand for its run folders.
+    shutil.move(folder.parent, trained.out / "earlier")
+    before = trained.numbers("T7"), trained.numbers("T15")
+    trained("T7", "T15", records=[trained.out / "earlier"], train=False)
+    assert (trained.numbers("T7"), trained.numbers("T15")) == before
 
 
 @pytest.mark.runs

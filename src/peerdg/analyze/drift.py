@@ -97,19 +97,14 @@ def geometry(networks: Sequence[Classifier]) -> Geometry:
     gram = sum(grams.values(), torch.zeros(()))
     squares = gram.diagonal()
     distance = (squares[:, None] + squares - 2 * gram).clamp(min=0).sqrt()
+    moved_by = squares[1:].clamp(min=torch.finfo(gram.dtype).tiny).sqrt()  # not 0
     return Geometry(
         layers={
             layer: (each.diagonal() / norms[layer]).sqrt().tolist() for layer, each in grams.items()
         },
         distance=(distance / sum(norms.values()) ** 0.5).tolist(),
-        cosine=_cosines(gram[1:, 1:]).tolist(),
+        cosine=(gram[1:, 1:] / moved_by[:, None] / moved_by).tolist(),
     )
-
-
-def _cosines(gram: Tensor) -> Tensor:
-    """Return the cosines between vectors with this Gram matrix, 0 for a zero vector."""
-    norms = gram.diagonal().clamp(min=0).sqrt()
-    return gram / (norms[:, None] * norms).clamp(min=torch.finfo(gram.dtype).tiny)
 
 
 def churn(predictions: Sequence[Tensor]) -> list[float]:

@@ -26,7 +26,7 @@ from peerdg.paper.cells import MEASURES
 from peerdg.report.compare import require_comparable
 from peerdg.report.html import HTML
 from peerdg.report.pages import write_paper_page
-from peerdg.report.runs import RunResult
+from peerdg.report.runs import RunResult, save_runs
 from peerdg.terminal import Table, markdown_environment, one_line
 
 
@@ -157,8 +157,10 @@ def _train(
             with folder.locked(stage):
                 folder.write_plan(stage)
             failures |= train_runs(stage, folder, **how)
-        runs |= collect_rows(stage, folder)
-    require_comparable([run for group in runs.values() for run in group])
+        runs = collect_rows(plan.plan, folder)  # also the rows of items made before
+    if complete := [run for group in runs.values() for run in group]:
+        require_comparable(complete)
+        save_runs(bench, complete)
     for row in present:
         if not runs.get(plan.same[row]):
             missing[row] = f"{row} is not trained."
