@@ -83,10 +83,15 @@ class RecordedRows:
                 last = epochs if until is None else min(until, epochs)
                 if run.status != "done" or all(r["epoch"] != last for r in run.evaluations):
                     continue
-                if key in results:
-                    raise ConfigError(f"The row '{run.row}', seed {run.seed} is given twice.")
-                results[key] = run if until is None else as_of(run, until)
-                benches[key] = file.parent if file.is_file() else file
+                found = run if until is None else as_of(run, until)
+                # A bench that continues another one has its rows, too.
+                if key in results and results[key].evaluations != found.evaluations:
+                    raise ConfigError(
+                        f"The row '{run.row}', seed {run.seed} is given twice, with other results.",
+                        hint="Leave out one of these records.",
+                    )
+                results.setdefault(key, found)
+                benches.setdefault(key, file.parent if file.is_file() else file)
         return cls(results, benches, len(files))
 
     def of(self, group: SharedRun, seed: int) -> dict[str, RunResult]:
