@@ -97,7 +97,8 @@ def geometry(networks: Sequence[Classifier]) -> Geometry:
     gram = sum(grams.values(), torch.zeros(()))
     squares = gram.diagonal()
     distance = (squares[:, None] + squares - 2 * gram).clamp(min=0).sqrt()
-    moved_by = squares[1:].clamp(min=torch.finfo(gram.dtype).tiny).sqrt()  # not 0
+    # A snapshot that did not move has cosine 0, not NaN.
+    moved_by = squares[1:].clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
     return Geometry(
         layers={
             layer: (each.diagonal() / norms[layer]).sqrt().tolist() for layer, each in grams.items()
