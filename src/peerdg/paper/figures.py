@@ -37,6 +37,8 @@ def draw(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     """Draw a figure from the runs on one data set, and return its numbers."""
     analyses = {"curves": _curves, "otdd": _grid, "connectivity": _paths, "cka": _similarity}
     numbers: dict[str, Any] = analyses[str(item.analysis)](item, results, path)
+    if item.analysis in ("connectivity", "cka"):
+        numbers["seeds"] = sorted({seed for row in item.methods for seed in _open(results, row)})
     return {"data": results.data, **numbers}
 
 

@@ -99,7 +99,7 @@ def run_items(
     gaps = {}
     for item in wanted:
         made = _make(item, [results[name] for name in _data_of(item, data)], out)
-        made |= {"budget": budget, "seeds": list(seeds)}
+        made |= {"budget": budget, "seeds": made["figure"].pop("seeds", list(seeds))}
         write_json(out / f"{item.id}.json", made)
         page = markdown_environment("paper", trim_blocks=True).get_template("item.md.jinja")
         tables = [_table(block) for block in made["panels"]]
