@@ -8,6 +8,7 @@ Reads `answers.csv` of each study, which `peerdg bench` wrote, and the records o
 
 import csv
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -192,11 +193,17 @@ def _target_mean(run: RunResult) -> np.ndarray:
     return np.mean(list(series.values()), axis=0)
 
 
-def readings_table(study: str, reference: str = "p-ens") -> str:
-    """Tabulate each row of a study of readings: averaging gain, and difference to P-ENS."""
+def runs_by_row(study: str) -> dict[str, dict[int, RunResult]]:
+    """Return the runs of each row of a study, by seed."""
     rows: dict[str, dict[int, RunResult]] = {}
     for run in load_runs(RESULTS / study):
         rows.setdefault(run.row, {})[run.seed] = run
+    return rows
+
+
+def readings_table(study: str, reference: str = "p-ens") -> str:
+    """Tabulate each row of a study of readings: averaging gain, and difference to P-ENS."""
+    rows = runs_by_row(study)
     targets = next(iter(rows[reference].values())).targets
     names = ["row", "averaging gain", "target mean", f"vs. `{reference}`", *targets, "crafted val"]
     lines = [names, ["---"] + ["--:"] * (len(names) - 1)]
@@ -215,6 +222,33 @@ def readings_table(study: str, reference: str = "p-ens") -> str:
             cells[0] = ""  # there is no average, or the network is a copy of it
         lines.append([f"`{name}`", *cells, f"{np.mean(crafted):.1f}"])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def learned_table() -> str:
+    """Tabulate rows of study *learned* and their distance from ERM, each beside the paper's.
+
+    The rows with the released schedule of ADA have an ERM of their own, `erm-32`.
+    """
+    rows = runs_by_row("learned")
+    plan = tomllib.loads((RESULTS / "learned/plan.toml").read_text("utf-8"))
+    paper = {row: np.mean([*targets.values()]) for row, targets in plan["published"].items()
+             if row != "source"}  # fmt: skip
+    lines = ["| row | target mean | paper | vs. ERM | paper |", "|---|--:|--:|--:|--:|"]
+    for name, runs in rows.items():
+        schedule = "-32" if name.endswith("-32") else ""
+        run = next(iter(runs.values()))
+        marks = " †" * run.is_reconstruction + " (inert)" * (run.inert is not None)
+        means = spread([run.score(averaged(run)) for run in runs.values()])
+        cells = [f"`{name}`{marks}", means, "", "", ""]
+        published = paper.get(name.removesuffix(schedule))
+        if published:
+            cells[2] = f"{published:.1f}"
+        if name != f"erm{schedule}":
+            cells[3] = difference_text(_against(runs, rows[f"erm{schedule}"]))
+        if published and cells[3]:
+            cells[4] = f"{published - paper['erm']:+.1f}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def averaged(run: RunResult) -> str:
@@ -252,6 +286,7 @@ def main(arguments: list[str]) -> int:
     for study in READINGS:
         if (RESULTS / study / "runs.json").exists():
             pages.append((RESULTS / study / "README.md", readings_table(study)))
+    pages.append((RESULTS / "learned/README.md", learned_table()))
     for page, new in pages:
         text = page.read_text("utf-8")
         if text.count(BEGIN) != 1 or text.count(END) != 1:
