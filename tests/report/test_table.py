@@ -204,13 +204,13 @@ def test_a_row_is_inert_if_the_records_of_a_run_say_so():
         epochs = [{**epoch, "perturbation": moved} for epoch in found.epochs]
         return replace(found, epochs=[*epochs, {"phase": "pretrain", "epoch": 1}])
 
-    found = make_table({"a": [run(0, 2.0), run(1, 0.25)], "b": [run(0, 2.0)]})
+    found = make_table({"a": [run(0, 2.0), run(1, 0.05)], "b": [run(0, 2.0)]})
     assert [row.label for row in found.rows] == ["a (inert)", "b"]
     assert "(inert): the method" in found.notes()[0]
-    assert "a (inert): perturbation 0.25 gray levels." in found.notes()
+    assert "a (inert): perturbation 0.05 gray levels." in found.notes()
     lines = csv.DictReader(io.StringIO(found.csv()))
-    assert [line["inert"] for line in lines] == ["perturbation 0.25 gray levels", ""]
-    assert runs_table([run(1, 0.25)]).rows[0][2] == "ada (inert)"
+    assert [line["inert"] for line in lines] == ["perturbation 0.05 gray levels", ""]
+    assert runs_table([run(1, 0.05)]).rows[0][2] == "ada (inert)"
 
 
 def test_an_oracle_is_not_the_reference_unless_it_is_asked_for():
