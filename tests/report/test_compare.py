@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from peerdg.errors import ConfigError
 from peerdg.evaluate.statistics import paired_difference
 from peerdg.report.compare import (
+    answer,
     answers_csv,
     answers_table,
     by_variant,
     cautions,
+    other_crafted_images,
     require_comparable,
     shared_differences,
     variant_differences,
@@ -210,6 +212,32 @@ def test_what_makes_rows_differ_besides_the_method_is_said():
     assert "validation images differ" in sentence
     (sentence,) = cautions({"peer": [peer(fields={"collapsed": ("pretrain",)})]})
     assert sentence.startswith("peer, seed 0: pre-training collapsed")
+
+
+def test_crafted_images_that_differ_between_rows_are_not_compared():
+    """Runs of a seed start from one network, so equal crafted images give equal accuracies."""
+
+    def started(crafted: float, seed: int, method: str, clean: float = 95.0) -> RunResult:
+        found = peer(seed, method=method)
+        start = {"validation": clean, "art": 40.0, "crafted:blur": crafted}
+        records = [{"kind": "evaluation", "epoch": 0, "model": found.trained, "domain": domain,
+                    "n": 500, "accuracy": value} for domain, value in start.items()]  # fmt: skip
+        return replace(found, evaluations=[*records, *found.evaluations])
+
+    groups = {
+        "peer": [started(80.0, 0, "peer"), started(80.0, 1, "peer"), started(80.0, 2, "peer")],
+        "erm": [
+            started(81.0, 0, "erm"),  # other images
+            started(80.0, 1, "erm"),
+            started(81.0, 2, "erm", clean=94.0),  # another network
+        ],
+    }
+    assert other_crafted_images([run for group in groups.values() for run in group]) == [0]
+    (sentence,) = cautions(groups)
+    assert "seed 0 " in sentence
+    (found,) = answer({"": [(("peer",), ("erm",))]}, groups, score="target mean", period=1)
+    assert found.differences["target mean"].by_seed.keys() == {0, 1, 2}
+    assert found.differences["crafted val"].by_seed.keys() == {1, 2}
 
 
 def test_options_outside_the_method_that_differ_are_listed():

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from peerdg.data import VALIDATION
+from peerdg.data import CRAFTED, VALIDATION
 from peerdg.errors import ConfigError
 from peerdg.evaluate.selection import Choice, Rule, select
 from peerdg.evaluate.statistics import Difference, paired_difference, subtract_by_seed
@@ -228,7 +228,32 @@ def cautions(groups: Groups) -> list[str]:
             "The validation images differ between runs, so source val and crafted val are not "
             "comparable."
         )
+    if seeds := other_crafted_images(runs):
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        sentences.append(f"The crafted images of {named} differ between rows. Do not compare them.")
     return sentences
+
+
+def other_crafted_images(runs: Iterable[RunResult]) -> list[int]:
+    """Return the seeds whose runs were validated on different crafted images.
+
+    Records do not name these images. But if the initial networks of two runs have equal accuracies
+    on clean images and other ones on crafted images, then the crafted images differ.
+    """
+    first: dict[tuple[Any, ...], dict[str, float]] = {}
+    seeds = set()
+    for run in runs:
+        start = {
+            record["domain"]: record["accuracy"]
+            for record in run.evaluations
+            if record["epoch"] == 0 and record["model"] == run.trained
+        }
+        crafted = {domain: value for domain, value in start.items() if domain.startswith(CRAFTED)}
+        clean = sorted(start.items() - crafted.items())
+        known = first.setdefault((run.seed, *clean), crafted)
+        if any(known.get(domain, value) != value for domain, value in crafted.items()):
+            seeds.add(run.seed)
+    return sorted(seeds)
 
 
 def variant_differences(groups: Groups) -> list[str]:
@@ -268,8 +293,11 @@ class Answer:
 def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -> list[Answer]:
     """Answer questions by comparing the pairs of rows that have common seeds."""
     measured: dict[str, dict[str, dict[int, float]]] = {}  # by measure, row and seed
+    not_comparable = other_crafted_images(run for group in groups.values() for run in group)
     for row, run in ((row, run) for row, group in groups.items() for run in group):
         numbers = measure(run, score=score, period=period)
+        if run.seed in not_comparable:
+            numbers[CRAFTED_MEAN] = None
         numbers[TRAINED + score] = run.score(run.trained)
         numbers[TRAINED + STEADINESS] = run.steadiness(run.trained, every=period)
         for name in (score, *_COMPARED, TRAINED + score, TRAINED + STEADINESS):
