@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from peerdg.analyze.networks import AnalyzedRun
 from peerdg.cli.main import run
 from peerdg.report.runs import collect_runs
-from tests.cli.stored_models import save_small_model
+from tests.cli.stored_models import save_photos, save_small_model
 
 
 def analyze(*arguments: object) -> int:
@@ -131,3 +133,24 @@ def test_an_overwritten_run_loses_its_analyses(runs, tmp_path: Path):
     opened.begin()
     opened.close()
     assert not (folder / "analysis").exists()
+
+
+def test_networks_of_different_image_sizes_are_not_compared(runs, capsys, monkeypatch):
+    other, init = runs["randaugment"], AnalyzedRun.__init__
+
+    def larger(self: AnalyzedRun, path: str, **options: Any) -> None:
+        init(self, path, **options)
+        self.size = 64 if path == str(other) else 32
+
+    monkeypatch.setattr(AnalyzedRun, "__init__", larger)
+    assert analyze("cka", f"{runs['peer']}@task", "--with", f"{other}@task") == 2
+    assert "32, 64 pixels" in capsys.readouterr().err
+    assert analyze("cka", f"{runs['peer']}@task", f"{other}@task", "--with", "init") == 2
+
+
+def test_folders_with_the_same_name_stay_different_domains(tmp_path: Path):
+    for name in "abc":
+        save_photos(tmp_path / name / "photos", per_class=3, seed=ord(name))
+    folders = [tmp_path / name / "photos" for name in "abc"]
+    assert analyze("otdd", *folders, "--size", 8, "-o", tmp_path / "made") == 0
+    assert len(results(tmp_path / "made", "otdd")["distances"]) == 3

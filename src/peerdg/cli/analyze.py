@@ -2,10 +2,10 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from itertools import product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -105,13 +105,15 @@ def otdd_analyze(
 
 
 def _read(data: tuple[str, ...], root: Path | None) -> "list[Domain]":
-    """Read all domains of data sets, folders and lists. Repeated names get a prefix."""
+    """Read all domains of data sets, folders and lists. Repeated names are changed."""
     if root is not None and all(find_data(name)["benchmark"] == OWN_DATA for name in data):
         raise ConfigError("--root applies to data sets, not to folders or lists.")
     domains: dict[str, Domain] = {}
     for name in data:
         for domain in data_commands.read_domains(name, root):
-            free = f"{Path(name).name}-{domain.name}" if domain.name in domains else domain.name
+            longer = f"{Path(name).name}-{domain.name}"
+            names = chain((domain.name, longer), (f"{longer}-{number}" for number in count(2)))
+            free = next(each for each in names if each not in domains)
             domains[free] = replace(domain, name=free)
             if domain.skipped:
                 first, rest = domain.skipped[0].path, len(domain.skipped) - 1
@@ -155,6 +157,7 @@ def cka_analyze(
     options: dict[str, Any] = {"batch_size": None, "unbiased": False} if full else {}
     names = [split_name(name) for name in networks]
     with _opened(root, device) as (run_of, network_of):
+        _require_size([run_of(run) for run, _ in names])
         compared = [
             (run, one, network_of(one, run), network_of(other, run))
             for run, which in names
@@ -304,10 +307,22 @@ def _opened(
         def network_of(name: str, run: str) -> "Classifier":
             """Return the network RUN@WHICH, or WHICH of the given run."""
             place, which = split_name(name)
+            if which is not None:
+                _require_size([run_of(run), run_of(place)])
             return run_of(run).network(name) if which is None else run_of(place).network(which)
 
         with interruptible(lambda label, share: bar(int(100 * share), 100, label)):
             yield run_of, network_of
+
+
+def _require_size(runs: "Sequence[AnalyzedRun]") -> None:
+    """Raise unless the networks of all runs have images of the same size."""
+    if len(sizes := {run.size for run in runs}) > 1:
+        pixels = ", ".join(map(str, sorted(sizes)))
+        raise ConfigError(
+            f"The networks have different image sizes: {pixels} pixels.",
+            hint="Compare runs with the same --transform.size.",
+        )
 
 
 def _figure(output: Path | None, run: str, name: str) -> Path:
