@@ -12,6 +12,7 @@ from peerdg.benches import execute
 from peerdg.benches.bench import run_bench
 from peerdg.benches.plan import make_plan
 from peerdg.cli.main import run as command
+from peerdg.errors import ConfigError
 from peerdg.paper.catalogue import columns, find_items
 from peerdg.paper.run import run_items
 from peerdg.report.runs import read_run
@@ -111,6 +112,37 @@ def test_records_are_reused_by_their_options_and_their_snapshots_are_drawn(train
     assert "snapshots" in trained("F4", records=[study], train=False)["F4"]
 
 
+@pytest.mark.runs
+def test_a_call_without_training_checks_the_options_and_keeps_the_records(trained):
+    trained("T7", seeds=(0, 1))
+    bench = trained.out / "runs" / "digits-mini-quick"
+    before = (bench / "evaluations.csv").read_bytes()
+    with pytest.raises(ConfigError):
+        trained("T7", options={**TINY, "peer": {"w": 7.0}}, train=False)
+    trained("T7", train=False)
+    trained("T7", until=1, seeds=(0, 1))
+    shutil.rmtree(bench / "runs")
+    trained("T7", records=[bench])
+    assert len(trained.runs) == 4
+    assert (bench / "evaluations.csv").read_bytes() == before
+
+
+@pytest.mark.runs
+def test_figures_leave_out_missing_rows_and_seeds_that_not_all_rows_have(trained):
+    trained("F4", seeds=(0, 1))
+    runs = trained.out / "runs" / "digits-mini-quick" / "runs"
+    (folder,) = runs.glob("randaugment*-0")
+    shutil.rmtree(folder / "snapshots")
+    assert trained("F4", seeds=(0, 1), train=False) == {}
+    made = trained.numbers("F4")
+    assert made["seeds"] == [1]
+    assert [list(seeds) for seeds in made["figure"]["gain"].values()] == [["1"]] * 2
+    for folder in runs.glob("peer-*"):
+        shutil.rmtree(folder)
+    assert "peer is not trained" in trained("F4", seeds=(0, 1), train=False)["F4"]
+    assert list(trained.numbers("F4")["figure"]["gain"]) == ["randaugment"]
+
+
 def test_missing_data_are_named_and_the_rest_goes_on(trained, tmp_path):
     gaps = trained("T3", "F2", data=None, root=tmp_path / "nowhere")
     assert list(gaps) == ["T3"]
@@ -121,7 +153,6 @@ def test_missing_data_are_named_and_the_rest_goes_on(trained, tmp_path):
 
 
 def test_missing_weights_are_named_before_anything_is_trained(trained, tmp_path, monkeypatch):
-    from peerdg.errors import ConfigError
     from peerdg.paper import run
 
     def no_weights(backbone: str, weights: str) -> None:

@@ -142,11 +142,9 @@ def draw_paths(runs: Mapping[str, Pairs], file: Path) -> None:
         (((a, b), path),) = pairs.items()
         curves(above, path.alphas, path.accuracy, "accuracy %")
         curves(below, path.alphas, path.loss, "loss")
+        ends = f"from {visible(b)[-12:]} (0) to {visible(a)[-12:]} (1)"
         for axis in (above, below):
-            label = (
-                f"{visible(run)[-20:]}: α, from {visible(b)[-12:]} (0) to {visible(a)[-12:]} (1)"
-            )
-            axis.set_xlabel(label, fontsize=9, parse_math=False)
+            axis.set_xlabel(f"{visible(run)[-20:]}: α, {ends}", fontsize=9, parse_math=False)
     save(figure, file)
 
 

@@ -13,13 +13,10 @@ from peerdg.report.figures import COLORS, pyplot
 from peerdg.terminal import visible
 
 
-def panels(rows: int, columns: int, *, side: float = 3.4) -> tuple[Any, Any]:
+def panels(rows: int, columns: int, *, side: float = 3.4) -> Any:
     """Create a figure of equal panels, and return it with its axes `[rows, columns]`."""
     size = (side * columns + 1.0, side * rows + 0.5)
-    figure, axes = pyplot().subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained"
-    )
-    return figure, axes
+    return pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
 
 
 def heat_map(

@@ -166,10 +166,8 @@ def wasserstein(p: Float64[Tensor, "n d"], q: Float64[Tensor, "m d"]) -> float:
 def _transport(cost: Float64[Tensor, "n m"], reg: float) -> float:
     """Solve optimal transport with uniform weights, and with KL regularization if `reg` > 0."""
     solve = import_extra("ot", "analyze").solve
-    if not reg:
-        return float(solve(cost, max_iter=_PIVOTS).value)
-    solution = solve(cost, reg=reg, reg_type="KL", max_iter=_ITERATIONS, tol=_TOLERANCE)
-    return float(solution.value)
+    limits = {"max_iter": _ITERATIONS, "tol": _TOLERANCE} if reg else {"max_iter": _PIVOTS}
+    return float(solve(cost, reg=reg or None, reg_type="KL", **limits).value)
 
 
 # Distances between domains.

@@ -167,13 +167,12 @@ def paper_plan(
         bench: Folder of the bench, which holds the oracle that guides some rows.
     """
     budget, oracle = str(options["budget"]), str((bench / "runs" / f"{ORACLE}-0").absolute())
+    keys = [data, budget, *(() if "train" in options else (f"{data}-{budget}",))]  # own schedules
     variants: dict[str, Any] = {}
     for table in _tables().values():
-        changes = [table.get("on", {}).get(key, {}) for key in (data, budget, f"{data}-{budget}")]
+        changes = [table.get("on", {}).get(key, {}) for key in keys]
         layers = [table.get(VARIANT, {}), *(change.get(VARIANT, {}) for change in changes)]
         variants = merge(variants, *layers)
-    if "train" in options:  # a row with its own schedule would be trained for another time
-        variants = {n: {k: v for k, v in o.items() if k != "train"} for n, o in variants.items()}
     for name, own in variants.items():
         if own.get("teacher", {}).get("model") == ORACLE:
             variants[name] = merge(own, {"teacher": {"model": oracle}})

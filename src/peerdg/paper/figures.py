@@ -1,5 +1,6 @@
 """Make the figures of the paper and the distances in its tables with `peerdg.analyze`."""
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -31,31 +32,39 @@ IMAGES = 1000  # per domain
 DISTANCE = Settings(samples=500, repeats=5)
 POLICIES = tuple(product((1, 2, 3, 4), (5, 10, 15, 20, 25, 30)))  # num_ops, magnitude
 LATE = 100  # epoch of the paper's late snapshot
+Find = Callable[["Results", str], Mapping[int, Any]]  # returns the runs of a row, by seed
 
 
 def draw(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     """Draw a figure from the runs on one data set, and return its numbers."""
     analyses = {"curves": _curves, "otdd": _grid, "connectivity": _paths, "cka": _similarity}
-    numbers: dict[str, Any] = analyses[str(item.analysis)](item, results, path)
-    if item.analysis in ("connectivity", "cka"):
-        numbers["seeds"] = sorted({seed for row in item.methods for seed in _open(results, row)})
-    return {"data": results.data, **numbers}
+    return {"data": results.data, **analyses[str(item.analysis)](item, results, path)}
 
 
 def _curves(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     """Draw the target accuracy of the first seed, because a mean of seeds hides fluctuation."""
     figure, axes = panels(1, 1, side=5)
     lines, variances = {}, {}
-    for row in filter(results.of, item.methods):
-        runs = results.of(row)
-        first = Trajectory.from_records(runs[0].evaluations, model=runs[0].deployed)
+    rows = _shared(item, results, lambda _, row: {run.seed: run for run in results.of(row)})
+    for row, runs in rows.items():
+        run = next(iter(runs.values()))
+        first = Trajectory.from_records(run.evaluations, model=run.deployed)
         lines[row] = [first.mean(epoch, first.targets) for epoch in first.accuracy]
-        values = {run.seed: variance(run, run.deployed) for run in runs}
+        values = {seed: variance(each, each.deployed) for seed, each in runs.items()}
         variances[row] = {seed: each[MEAN] for seed, each in values.items() if each}
     curves(axes[0, 0], list(first.accuracy), lines, f"target mean on {results.data}, %")
-    axes[0, 0].set_xlabel(f"epoch, seed {runs[0].seed}")
+    axes[0, 0].set_xlabel(f"epoch, seed {run.seed}")
     save(figure, path)
-    return {"variance": variances}
+    return {"variance": variances, "seeds": list(runs)}
+
+
+def _shared(item: Item, results: "Results", find: Find) -> dict[str, dict[int, Any]]:
+    """Find the runs of each row that has any, by seed. Leave out seeds that another row lacks."""
+    rows = {row: find(results, row) for row in filter(results.of, item.methods)}
+    seeds = sorted(set.intersection(*map(set, rows.values())))
+    if not seeds:
+        raise ConfigError(f"These rows have no common seed: {', '.join(rows)}.")
+    return {row: {seed: runs[seed] for seed in seeds} for row, runs in rows.items()}
 
 
 @cache
@@ -92,23 +101,22 @@ def _grid(item: Item, results: "Results", path: Path) -> dict[str, Any]:
         name: {number: float(spearman(values, each)[0]) for number, each in enumerate(repeats)}
         for name, values in (("num_ops", num_ops), ("magnitude", magnitude))
     }
-    return {"grid": grid, "strength": strength}
+    return {"grid": grid, "strength": strength, "seeds": []}  # random samples instead
 
 
 def _paths(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     """Draw the accuracy between the first and a late snapshot. All seeds count, one is drawn."""
     drawn: dict[str, dict[tuple[str, str], LinearPath]] = {}
     gains: dict[str, dict[int, float]] = {}
-    for row in item.methods:
-        for seed, opened in _open(results, row).items():
+    for row, runs in _shared(item, results, _open).items():
+        for seed, opened in runs.items():
             late = LATE if LATE in opened.epochs else opened.epochs[-1]
-            ends = (opened.network(0), opened.network(late))
-            domains = opened.domains(IMAGES)
+            ends, domains = (opened.network(0), opened.network(late)), opened.domains(IMAGES)
             line = connectivity(*ends, domains, size=opened.size, clean=opened.clean)
             gains.setdefault(row, {})[seed] = line.target_mean["gain"]
             drawn.setdefault(row, {("epoch 0", f"epoch {late}"): line})
     draw_paths(drawn, path)
-    return {"gain": gains}
+    return {"gain": gains, "seeds": list(runs)}
 
 
 def _similarity(item: Item, results: "Results", path: Path) -> dict[str, Any]:
@@ -116,8 +124,8 @@ def _similarity(item: Item, results: "Results", path: Path) -> dict[str, Any]:
     drawn: dict[str, dict[str, CKA]] = {}
     numbers: dict[str, dict[int, dict[int, float]]] = {}
     against = item.settings["against"]
-    for row in item.methods:
-        for number, (seed, opened) in enumerate(_open(results, row).items()):
+    for row, runs in _shared(item, results, _open).items():
+        for number, (seed, opened) in enumerate(runs.items()):
             epochs = opened.spread(4)
             for epoch in (epochs[0], epochs[-1]) if item.settings["panels"] == 2 else epochs:
                 result = _cka(opened, epoch, "init" if against == "start" else "task")
@@ -126,7 +134,7 @@ def _similarity(item: Item, results: "Results", path: Path) -> dict[str, Any]:
                 mean = fmean(result.diagonal.values())
                 numbers.setdefault(row, {}).setdefault(epoch, {})[seed] = mean
     draw_cka(drawn, path, about=f"CKA: proxy (rows) and {against} network (columns)")
-    return {"cka": numbers, "against": against}
+    return {"cka": numbers, "against": against, "seeds": list(runs)}
 
 
 @cache
@@ -135,7 +143,7 @@ def _open(results: "Results", row: str) -> dict[int, AnalyzedRun]:
     root = None if results.root is None else str(results.root)
     opened = {s: AnalyzedRun(folder, root=root) for s, folder in results.folders(row).items()}
     found = {seed: run for seed, run in opened.items() if run.epochs}
-    if results.of(row) and not found:
+    if not found:
         raise ConfigError(f"The records of {row} have no run folder with snapshots next to them.")
     ends = {results.of(row)[0].config["train"]["epochs"], *(r.epochs[-1] for r in found.values())}
     if len(ends) > 1:  # then they say nothing about the networks after `until` epochs
@@ -164,8 +172,7 @@ def draw_schematic(item: Item, path: Path) -> None:
             axis.add_patch(pyplot().Circle((x, y), radius, fill=False, **edge))
             top = 0.75 * radius if radius > 1 else 0  # a large circle has others inside
             axis.text(x, y + top, name.format(**names), **centered)
-        boxes = diagram.get("boxes", {})
-        frames = {}
+        boxes, frames = diagram.get("boxes", {}), {}
         for number, (key, (x, y, name)) in enumerate(boxes.items()):
             frame = {"boxstyle": "round,pad=0.5", "fc": "white", "ec": COLORS[number], "lw": 2}
             text = axis.text(x, y, name.format(**names), bbox=frame, **centered)

@@ -153,6 +153,7 @@ def _train(
     failures: dict[str, str] = {}
     for stage in stages:
         folder = BenchFolder(bench, until=stage.check_until(until), recorded=recorded)
+        folder.check(plan.plan)
         if train:
             with folder.locked(stage):
                 folder.write_plan(stage)
@@ -160,7 +161,8 @@ def _train(
         runs = collect_rows(plan.plan, folder)  # also the rows of items made before
     if complete := [run for group in runs.values() for run in group]:
         require_comparable(complete)
-        save_runs(bench, complete)
+        if train and until is None and bench not in records:  # else they are a part of the runs
+            save_runs(bench, complete)
     for row in present:
         if not runs.get(plan.same[row]):
             missing[row] = f"{row} is not trained."
@@ -210,8 +212,7 @@ def _make(item: Item, used: Sequence[Results], out: Path) -> dict[str, Any]:
             missing += [f"{results.data}: {reason}" for reason in gaps]
         if not used:
             draw_schematic(item, out / f"{item.id}.png")
-    missing = list(dict.fromkeys(missing))
-    return {"id": item.id, "panels": blocks, "figure": figure, "missing": missing}
+    return {"id": item.id, "panels": blocks, "figure": figure, "missing": [*dict.fromkeys(missing)]}
 
 
 def _block(panel: Panel, results: Results) -> dict[str, Any]:
@@ -285,7 +286,7 @@ def _write_index(out: Path) -> None:
             shown.append((item, made, [_table(block) for block in made["panels"]]))
             state = " ".join(made["missing"]) or "complete"
             budget = made["budget"].partition(",")[0]  # the pages have the other options
-            lines.append([name, item.title, budget, f"{len(made['seeds'])}", state])
+            lines.append([name, item.title, budget, f"{len(made['seeds']) or '-'}", state])
     table = Table(["item", "title", "budget", "seeds", "state"], lines, is_text=True)
     text = re.sub(r"^\| (\w\d+) ", r"| [\1](\1.md) ", table.markdown(), flags=re.MULTILINE)
     _write(out / "README.md", f"# Tables and figures of the PEER paper\n\n{text}")
