@@ -16,7 +16,7 @@ import numpy as np
 
 from peerdg.evaluate.fluctuation import accuracy_series
 from peerdg.evaluate.statistics import Difference, paired_difference, spread
-from peerdg.report.compare import difference_text
+from peerdg.report.compare import difference_text, other_crafted_images
 from peerdg.report.figures import (
     COLORS,
     LEGEND,
@@ -205,13 +205,16 @@ def readings_table(study: str, reference: str = "p-ens") -> str:
     """Tabulate each row of a study of readings: averaging gain, and difference to P-ENS."""
     rows = runs_by_row(study)
     targets = next(iter(rows[reference].values())).targets
+    others = other_crafted_images(run for runs in rows.values() for run in runs.values())
     names = ["row", "averaging gain", "target mean", f"vs. `{reference}`", *targets, "crafted val"]
     lines = [names, ["---"] + ["--:"] * (len(names) - 1)]
     for name, runs in rows.items():
         partner = rows.get(f"{reference}-torchvision" if "torchvision" in name else reference, {})
         gain = {seed: averaging_gain(run) for seed, run in runs.items()}
         means = [run.score(averaged(run)) for run in runs.values()]
-        crafted = [run.mean(averaged(run), run.voting) for run in runs.values()]
+        crafted = [
+            run.mean(averaged(run), run.voting) for seed, run in runs.items() if seed not in others
+        ]
         cells = [difference_text(paired_difference(gain, dict.fromkeys(gain, 0.0)))]
         cells += [spread(means), difference_text(_against(runs, partner))]
         cells += [f"{_against(runs, partner, (t,)).mean:+.1f}" for t in targets]
