@@ -230,7 +230,8 @@ def cautions(groups: Groups) -> list[str]:
         )
     if seeds := other_crafted_images(runs):
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        sentences.append(f"The crafted images of {named} differ between rows. Do not compare them.")
+        text = "differ between rows, so their crafted val is not comparable."
+        sentences.append(f"The crafted images of {named} {text}")
     return sentences
 
 
@@ -336,8 +337,8 @@ def answers_table(answers: Sequence[Answer]) -> Table:
         for measure in measures:
             difference = answer.differences.get(measure)
             text = difference_text(difference, is_ratio=measure in RATIOS)
-            # A steadiness of 0 has no ratio, so fewer seeds may have this measure.
-            fewer = difference is not None and difference.n != answer.seeds
+            # A steadiness of 0 has no ratio, and crafted images may differ in some seeds.
+            fewer = difference is not None and 1 < difference.n < answer.seeds
             cells.append(f"{text} of {difference.n}" if difference and fewer else text)
         rows.append(cells)
     return Table(["difference", "seeds", *measures], rows)
