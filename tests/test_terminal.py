@@ -110,3 +110,13 @@ def test_files_have_whole_rows():
 @pytest.mark.parametrize("path", ["runs/my photos ü", "it's", "a;b", "plain"])
 def test_a_printed_command_can_be_pasted(path):
     assert shlex.split(command("resume", Path(path))) == ["peerdg", "resume", path]
+
+
+def test_a_table_shows_all_characters_at_any_width():
+    names = ["epoch", "distance", "churn train", "churn validation", "churn uci", "forgetting"]
+    table = Table(names, [["10", "0.123", "36.1", "25.0", "36.2", "1.0"]])
+    for width in range(20, 90):
+        terminal = Terminal(force_terminal=True, width=width, file=io.StringIO(), color_system=None)
+        terminal.print(table)
+        shown = terminal.file.getvalue().split()
+        assert {*" ".join((*names, *table.rows[0])).split()} <= {*shown}, width

@@ -86,12 +86,19 @@ class Table:
             if len(parts[-1]) > 1 and sum(widths[n] + GAP for n in [*parts[-1], number]) > room:
                 parts.append([0])
             parts[-1].append(number)
+        fitted = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]
         for part in parts:
+            # rich does not keep both the width of the terminal and the minimum widths of columns.
+            while sum(fitted[n] + GAP for n in part) > room:
+                widest = max(part, key=lambda n: fitted[n] - widths[n])
+                if fitted[widest] <= widths[widest]:
+                    break
+                fitted[widest] -= 1
             table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
             for n in part:
                 side: JustifyMethod = "left" if n == 0 or self.is_text else "right"
                 name = Text(lines[0][n])
-                table.add_column(name, min_width=widths[n], justify=side, overflow="fold")
+                table.add_column(name, width=fitted[n], justify=side, overflow="fold")
             for line in lines[1:]:
                 table.add_row(*(Text(line[n]) for n in part))
             yield from console.render(table, options.update_width(room))
