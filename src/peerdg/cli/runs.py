@@ -28,8 +28,17 @@ def runs(
     if not results:
         where = ", ".join(map(str, places))
         raise ConfigError(f"No runs were found in {where}.", hint="Start one with `peerdg train`.")
+    selected = [
+        f"The tables show the last epoch. {run.path} deploys epoch {run.deployed_epoch} "
+        f"(--select {run.config['select']})."
+        for run in results
+        if run.status == "done" and run.evaluations
+        if run.deployed_epoch != run.evaluations[-1]["epoch"]
+    ]
     if not compare:
         console.print(runs_table(results))
+        for sentence in selected:
+            console.print(visible(sentence))
         return
     groups = by_variant(results)
     if not groups:
@@ -41,5 +50,5 @@ def runs(
         labeled = table.labeled(groups)
         console.print(targets_table(labeled))
         console.print(selection_table(labeled))
-    for sentence in (*table.notes(), *table.cautions, *variant_differences(groups)):
+    for sentence in (*selected, *table.notes(), *table.cautions, *variant_differences(groups)):
         console.print(visible(sentence))
