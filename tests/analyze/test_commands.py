@@ -34,7 +34,11 @@ def test_cka_writes_into_the_run_and_leaves_it_intact(runs, tmp_path: Path, caps
     assert analyze("cka", folder, "--max-images", 20) == 0
     made = results(folder / "analysis", "cka")
     assert [each["a"] for each in made["results"]] == [f"{folder}@2", f"{folder}@4"]
-    assert len(made["layers"]) == 7 and made["images"] == 20 and made["with"] == "init"
+    assert (
+        all(len(each["layers"]) == 7 for each in made["results"])
+        and made["images"] == 20
+        and made["with"] == "init"
+    )
     shown = capsys.readouterr().out
     for each in made["results"]:
         matrix = torch.tensor(each["matrix"])

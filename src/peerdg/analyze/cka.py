@@ -133,7 +133,8 @@ def activations(
     places = _DIGITS
     if not is_digits:  # `named_maps` refuses modules that are missing or called twice
         stages = find_stages(model, size) if layers is None else named_maps(model, size, layers)
-        places = {each.name: f"after {each.name}" for each in stages if each.name != OUTPUT}
+        own = {OUTPUT, "features"}  # SqueezeNet's last stage is called features, too
+        places = {each.name: f"after {each.name}" for each in stages if each.name not in own}
     hooks = [(place, partial(keep, name)) for name, place in places.items()]
     with inserted(model.encoder, hooks), in_eval_mode(model):
         for batch in images.split(images_per_pass(size)):
@@ -179,5 +180,5 @@ def draw_cka(rows: Mapping[str, Mapping[str, CKA]], path: Path, *, about: str) -
             image = heat_map(axis, result.matrix, result.layers, title, only_diagonal=True)
         line[0].set_ylabel(visible(run), fontsize=9, parse_math=False)
     figure.colorbar(image, ax=axes, shrink=0.8, label="CKA")
-    figure.suptitle(visible(about), fontsize=10, parse_math=False)
+    figure.suptitle(visible(about), fontsize=10, parse_math=False, wrap=True)
     save(figure, path)

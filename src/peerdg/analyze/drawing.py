@@ -49,7 +49,7 @@ def heat_map(
 def curves(axis: Any, x: Sequence[float], lines: Mapping[str, Sequence[float]], label: str) -> None:
     """Draw a line for each name, or an evenly spaced subset if there are more lines than colors."""
     for number, name in enumerate(list(lines)[:: -(-len(lines) // len(COLORS))]):
-        style, short = ("-", "--", ":", "-.")[number % 4], name[-20:]  # the last layers differ
+        style, short = ("-", "--", ":", "-.")[number % 4], name[-24:]  # the last layers differ
         marker = {"marker": "os^Dv"[number % 5], "ms": 3} if len(x) < 16 else {}
         axis.plot(x, lines[name], style, color=COLORS[number], label=visible(short), **marker)
     axis.set_ylabel(label, fontsize=9)

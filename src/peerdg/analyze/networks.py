@@ -82,8 +82,7 @@ class AnalyzedRun:
         if len(self.epochs) < at_least:
             task = f"{self.folder.path}@task"
             raise ConfigError(
-                f"{self.folder.path} has {len(self.epochs) or 'no'} snapshots of its network, but "
-                f"at least {at_least} are needed.",
+                f"{self.folder.path} has too few snapshots of its network ({len(self.epochs)}).",
                 hint="Train it again with --keep-snapshots. Its deployed model can be analyzed: "
                 f"{command('analyze', 'cka', task, '--with', 'OTHER@task')}",
             )

@@ -212,10 +212,10 @@ def analyze_otdd(
     views = [View(domain) for domain in domains]
     pairs = list(combinations(views, 2))
     if augmentations:
-        augmented = [View(domains[0], augment) for augment in augmentations]
-        pairs = [(views[0], other) for other in (*views[1:], *augmented)]
+        pairs = [(views[0], b) for b in (*views[1:], *(View(domains[0], a) for a in augmentations))]
     repeats = []
-    for repeat in iterate(range(settings.repeats)):
+    is_drawn = augmentations or max(map(len, domains)) > settings.samples  # else always the same
+    for repeat in iterate(range(settings.repeats if is_drawn else 1)):
 
         @lru_cache(maxsize=len(views))
         def sample(view: View, repeat: int = repeat) -> Sample:
@@ -291,13 +291,13 @@ def _draw_matrix(axis: Any, analysis: Analysis) -> None:
             matrix[row, column] = pair.mean
             color = "white" if pair.mean > 0.6 * largest else "black"
             place = {"ha": "center", "va": "center", "color": color, "fontsize": 8}
-            axis.text(column, row, spread(pair.values, digits=0).replace(" ", "\n", 1), **place)
+            axis.text(column, row, spread(pair.values).replace(" ", "\n", 1), **place)
     image = axis.imshow(matrix, cmap="Blues", vmin=0)
     labels = [visible(name) for name in names]
-    axis.set_xticks(range(len(names)), labels, parse_math=False)
+    axis.set_xticks(range(len(names)), labels, rotation=30, parse_math=False)
     axis.set_yticks(range(len(names)), labels, parse_math=False)
-    axis.tick_params(axis="x", rotation=30)
-    axis.set_title(analysis.facts["features"], fontsize=9, parse_math=False)
+    used = analysis.facts["features"]
+    axis.set_title(used if isinstance(used, str) else f"features of {used['backbone']}", fontsize=9)
     axis.figure.colorbar(image, ax=axis, label=UNIT)
 
 

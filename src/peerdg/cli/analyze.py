@@ -119,6 +119,9 @@ def _read(data: tuple[str, ...], root: Path | None) -> "list[Domain]":
                 first, rest = domain.skipped[0].path, len(domain.skipped) - 1
                 more = f" and {rest} more" if rest else ""
                 text = f"'{free}': {first}{more} cannot be decoded. Left out."
+                used = {domain.classes[label] for label in domain.labels.unique()}
+                if gone := [name for name in domain.classes if name not in used]:
+                    text += f" No image is left of: {', '.join(gone)}."
                 warnings.warn(text, PeerdgWarning, stacklevel=2)
     return list(domains.values())
 
@@ -168,21 +171,28 @@ def cka_analyze(
         for run, one, a, b in compared:
             result = rows.setdefault(run, {})[one] = cka(a, b, images, **options)
     flat = [(run, one, result) for run, results in rows.items() for one, result in results.items()]
-    lines = [
-        [f"{run}@{one}", *(f"{value:.3f}" for value in result.diagonal.values())]
-        for run, one, result in flat
-    ]
-    console.print(Table([f"CKA with {other}", *result.layers], lines))
+    for layers in dict.fromkeys(result.layers for *_, result in flat):
+        lines = [
+            [f"{run}@{one}", *(f"{value:.3f}" for value in result.diagonal.values())]
+            for run, one, result in flat
+            if result.layers == layers
+        ]
+        console.print(Table([f"CKA with {other}", *layers], lines))
     estimate = "biased, full batch" if full else "unbiased"
     about = f"CKA with {other} (columns), {estimate}, {result.images:,} clean source images"
     path = _figure(output, names[0][0], "cka")
     draw_cka(_short(rows), path, about=about)
     results = [
-        {"a": f"{run}@{one}", "diagonal": result.diagonal, "matrix": result.matrix.tolist()}
+        {
+            "a": f"{run}@{one}",
+            "layers": result.layers,
+            "diagonal": result.diagonal,
+            "matrix": result.matrix.tolist(),
+        }
         for run, one, result in flat
     ]
     options = {"with": other, "estimate": estimate, "images": result.images}
-    _write(path, {**options, "layers": result.layers, "results": results})
+    _write(path, {**options, "results": results})
 
 
 def connectivity_analyze(
