@@ -102,8 +102,7 @@ class BenchFolder:
             except ConfigError as error:
                 raise ConfigError(
                     f"{folder} is not a run of this bench. {error.message}",
-                    hint="Give the original options, or choose another --out folder. `peerdg bench "
-                    "--overwrite` starts again.",
+                    hint="Give the original options, or choose another --out folder.",
                 ) from error
 
     def write_plan(self, plan: Plan) -> None:

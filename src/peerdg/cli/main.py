@@ -158,7 +158,9 @@ def run(arguments: list[str], *, debug: bool) -> int:
             reason = f"Cannot write to standard output: {error.strerror}."
             return _fail(4, reason, "Free some space, or redirect the output elsewhere.")
         if is_out_of_memory(error) and not debug:
-            hint = "Use smaller images (--transform.size) or fewer at a time (--train.batch-size)."
+            hint = (
+                "Use smaller or fewer images, in training --transform.size and --train.batch-size."
+            )
             return _fail(1, "Out of memory.", hint)
         _show_traceback()
         if plugin is not None and plugin.failed_in(error):

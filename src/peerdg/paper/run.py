@@ -105,7 +105,7 @@ def run_items(
         tables = [_table(block) for block in made["panels"]]
         _write(out / f"{item.id}.md", page.render(item=item, made=made, tables=tables))
         if made["missing"]:
-            gaps[item.id] = " ".join(made["missing"])
+            gaps[item.id] = "\n    ".join(made["missing"])
     _write_index(out)
     return gaps
 
@@ -240,7 +240,7 @@ def _block(panel: Panel, results: Results) -> dict[str, Any]:
         name = f"{row.row}:trained" if row.trained else row.row
         label = row.label + " (inert)" * any(run.inert for run in results.of(row.row))
         if results.of(row.row) and not ours:
-            missing[f"{row.row} has too few evaluations."] = None
+            missing[f"{row.row} has too few evaluations for a variance (--evaluate-every)."] = None
         rows.append({"label": label, "row": name, "ours": ours, "paper": paper})
     present = {column for row in rows for column in row["ours"]}
     absent = [name for name in columns(panel.measure, results.data) if name not in present]
@@ -284,7 +284,7 @@ def _write_index(out: Path) -> None:
         if (out / f"{name}.json").is_file():
             made = read_json(out / f"{name}.json")
             shown.append((item, made, [_table(block) for block in made["panels"]]))
-            state = " ".join(made["missing"]) or "complete"
+            state = "; ".join(made["missing"]) or "complete"
             budget = made["budget"].partition(",")[0]  # the pages have the other options
             lines.append([name, item.title, budget, f"{len(made['seeds']) or '-'}", state])
     table = Table(["item", "title", "budget", "seeds", "state"], lines, is_text=True)
