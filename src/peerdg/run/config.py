@@ -327,7 +327,7 @@ def notes(config: RunConfig) -> list[str]:
     if config.select == "crafted-val":
         messages.append(
             "--select crafted-val: in our studies crafted validation ordered settings well on "
-            "digits (rank correlation 0.9), but wrongly on photos (-0.6)."
+            "digits (rank correlation 0.9), but wrongly on photos (-0.6). Use --select last there."
         )
     if config.method_settings.caution is not None:
         messages.append(config.method_settings.caution)
