@@ -239,8 +239,8 @@ def learned_table() -> str:
     lines = ["| row | target mean | paper | vs. ERM | paper |", "|---|--:|--:|--:|--:|"]
     for name, runs in rows.items():
         schedule = "-32" if name.endswith("-32") else ""
-        run = next(iter(runs.values()))
-        marks = " †" * run.is_reconstruction + " (inert)" * (run.inert is not None)
+        marks = " †" * next(iter(runs.values())).is_reconstruction
+        marks += " (inert)" * any(run.inert for run in runs.values())
         means = spread([run.score(averaged(run)) for run in runs.values()])
         cells = [f"`{name}`{marks}", means, "", "", ""]
         published = paper.get(name.removesuffix(schedule))

@@ -133,9 +133,9 @@ def activations(
     places = _DIGITS
     if not is_digits:  # `named_maps` refuses modules that are missing or called twice
         stages = find_stages(model, size) if layers is None else named_maps(model, size, layers)
-        own = {OUTPUT, "features"}  # SqueezeNet's last stage is called features, too
-        places = {each.name: f"after {each.name}" for each in stages if each.name not in own}
-    hooks = [(place, partial(keep, name)) for name, place in places.items()]
+        places = {each.name: f"after {each.name}" for each in stages if each.name != OUTPUT}
+    # A stage of SqueezeNet and CaffeNet is called "features", like H(x) below.
+    hooks = [(at, partial(keep, n if n != "features" else f"{n} map")) for n, at in places.items()]
     with inserted(model.encoder, hooks), in_eval_mode(model):
         for batch in images.split(images_per_pass(size)):
             features = model.features(batch.to(model.head.weight.device))

@@ -240,7 +240,7 @@ def analyze_otdd(
         "classes": "Gaussian, estimated from the drawn images",
         "images": {domain.name: min(settings.samples, len(domain)) for domain in domains},
         "operations": augmentations[0].operations if augmentations else None,
-        **asdict(replace(settings, size=size)),
+        **asdict(replace(settings, size=size, repeats=len(repeats))),
         "peerdg": __version__,
     }
     return Analysis(tuple(distances), facts)

@@ -10,7 +10,7 @@ row is reused only if its options match the plan.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,8 @@ class RecordedRows:
     """Results from the records of earlier benches."""
 
     results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)  # by row and seed
-    benches: Mapping[tuple[str, int], list[Path]] = field(default_factory=dict)  # their folders
+    # The folder of each record of a row and seed, and the names of the rows that share its run.
+    benches: Mapping[tuple[str, int], list[tuple[Path, set[str]]]] = field(default_factory=dict)
     files: int = 0  # number of record files
 
     @classmethod
@@ -61,7 +62,7 @@ class RecordedRows:
         `by_options`, a row is instead found by its options, whatever its name.
         """
         results: dict[tuple[str, int], RunResult] = {}
-        benches: dict[tuple[str, int], list[Path]] = {}
+        benches: dict[tuple[str, int], list[tuple[Path, set[str]]]] = {}
         for file in files:
             if not (file if file.is_file() else file / RECORDS).is_file():
                 hint = "Name the folder of `peerdg bench --out`."
@@ -91,7 +92,8 @@ class RecordedRows:
                         hint="Leave out one of these records.",
                     )
                 results.setdefault(key, found)
-                benches.setdefault(key, []).append(file.parent if file.is_file() else file)
+                place = file.parent if file.is_file() else file
+                benches.setdefault(key, []).append((place, {run.row, *run.shared_with}))
         return cls(results, benches, len(files))
 
     def of(self, group: SharedRun, seed: int) -> dict[str, RunResult]:
@@ -105,12 +107,11 @@ class RecordedRows:
 
     def run_folder(self, row: str, seed: int) -> Path | None:
         """Return the folder of the run that trained a row, if it is next to the records."""
-        run, end = self.results[row, seed], f"-{seed}"
-        rows = {run.row, *run.shared_with}
-        found = (bench.glob(f"runs/*{end}") for bench in self.benches[row, seed])
-        for folder in chain(*found):
-            if {*folder.name.removesuffix(end).split("+")} == rows:
-                return folder
+        end = f"-{seed}"
+        for bench, rows in self.benches[row, seed]:
+            for folder in (bench / "runs").glob(f"*{end}"):
+                if {*folder.name.removesuffix(end).split("+")} == rows:
+                    return folder
         return None
 
 

@@ -3,6 +3,7 @@
 docs/paper.md describes the files. All items on a data set and budget share one bench.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from peerdg.paper.cells import MEASURES
 from peerdg.report.compare import require_comparable
 from peerdg.report.html import HTML
 from peerdg.report.pages import write_paper_page
-from peerdg.report.runs import RunResult, save_runs
+from peerdg.report.runs import RECORDS, RunResult, save_runs
 from peerdg.terminal import Table, markdown_environment, one_line
 
 
@@ -142,9 +143,13 @@ def _train(
     plan = paper_plan(data, given, seeds=seeds, bench=bench)
     recorded = RecordedRows.read(records, plan.plan, until=until, by_options=True)
     weights = {row: _weights(plan.plan.members[plan.same[row]]) for row in rows}
-    problems = {each: _problem(*each) for each in {*chain(*weights.values())}}
-    reasons = {row: [r for each in weights[row] if (r := problems[each])] for row in rows}
-    missing = {row: found[0] for row, found in reasons.items() if found}
+    problems = {}
+    for each in {*chain(*weights.values())}:
+        try:
+            weights_file(*each)
+        except PeerdgError as error:
+            problems[each] = one_line(error)
+    missing = {row: problems[each] for row in rows for each in weights[row] if each in problems}
     present = [row for row in rows if row not in missing]
     stages = [plan.only(present)] if present else []
     if any(guide.endswith(f"{ORACLE}-0") for row in present for guide, _ in weights[row]):
@@ -153,16 +158,20 @@ def _train(
     failures: dict[str, str] = {}
     for stage in stages:
         folder = BenchFolder(bench, until=stage.check_until(until), recorded=recorded)
-        folder.check(plan.plan)
+        folder.check(stage)
         if train:
             with folder.locked(stage):
                 folder.write_plan(stage)
             failures |= train_runs(stage, folder, **how)
-        runs = collect_rows(plan.plan, folder)  # also the rows of items made before
+        runs |= collect_rows(stage, folder)
     if complete := [run for group in runs.values() for run in group]:
         require_comparable(complete)
-        if train and until is None and bench not in records:  # else they are a part of the runs
-            save_runs(bench, complete)
+        read = {(file.parent if file.is_file() else file).resolve() for file in records}
+        is_whole = train and until is None and bench.resolve() not in read
+        if is_whole or not (bench / RECORDS).exists():
+            with contextlib.suppress(ConfigError):  # rows of other calls may have other options
+                folder.check(plan.plan)
+                save_runs(bench, [*chain(*collect_rows(plan.plan, folder).values())])
     for row in present:
         if not runs.get(plan.same[row]):
             missing[row] = f"{row} is not trained."
@@ -176,15 +185,6 @@ def _weights(member: PlannedMethod) -> list[tuple[str, str]]:
     guide = getattr(member.config.method_settings, "model", None)
     own = (member.config.backbone, member.config.weights)
     return [own] if guide is None else [own, (guide, "imagenet" if guide in BACKBONES else "none")]
-
-
-def _problem(backbone: str, weights: str) -> str | None:
-    """Return why weights are not available."""
-    try:
-        weights_file(backbone, weights)
-    except PeerdgError as error:
-        return one_line(error)
-    return None
 
 
 def _make(item: Item, used: Sequence[Results], out: Path) -> dict[str, Any]:

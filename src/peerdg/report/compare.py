@@ -244,6 +244,8 @@ def other_crafted_images(runs: Iterable[RunResult]) -> list[int]:
     first: dict[tuple[Any, ...], dict[str, float]] = {}
     seeds = set()
     for run in runs:
+        if not run.targets:  # validation alone does not identify a network
+            continue
         start = {
             record["domain"]: record["accuracy"]
             for record in run.evaluations
@@ -251,8 +253,9 @@ def other_crafted_images(runs: Iterable[RunResult]) -> list[int]:
         }
         crafted = {domain: value for domain, value in start.items() if domain.startswith(CRAFTED)}
         clean = sorted(start.items() - crafted.items())
-        known = first.setdefault((run.seed, *clean), crafted)
-        if any(known.get(domain, value) != value for domain, value in crafted.items()):
+        network = (run.config["backbone"], run.config.get("precision"), run.weights_sha256)
+        known = first.setdefault((run.seed, *network, run.network_weights, *clean), {})
+        if any(known.setdefault(domain, value) != value for domain, value in crafted.items()):
             seeds.add(run.seed)
     return sorted(seeds)
 
@@ -294,11 +297,8 @@ class Answer:
 def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -> list[Answer]:
     """Answer questions by comparing the pairs of rows that have common seeds."""
     measured: dict[str, dict[str, dict[int, float]]] = {}  # by measure, row and seed
-    not_comparable = other_crafted_images(run for group in groups.values() for run in group)
     for row, run in ((row, run) for row, group in groups.items() for run in group):
         numbers = measure(run, score=score, period=period)
-        if run.seed in not_comparable:
-            numbers[CRAFTED_MEAN] = None
         numbers[TRAINED + score] = run.score(run.trained)
         numbers[TRAINED + STEADINESS] = run.steadiness(run.trained, every=period)
         for name in (score, *_COMPARED, TRAINED + score, TRAINED + STEADINESS):
@@ -309,8 +309,17 @@ def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -
     answers = []
     for question, pair in ((text, pair) for text, pairs in questions.items() for pair in pairs):
         differences = {}
+        rows_compared = [row for term in pair for row in term]
+        others = other_crafted_images(run for row in rows_compared for run in groups.get(row, ()))
         for name, values in measured.items():
-            terms = [[values.get(row, {}) for row in term] for term in pair]
+            left_out = others if name == CRAFTED_MEAN else []
+            terms = [
+                [
+                    {s: v for s, v in values.get(row, {}).items() if s not in left_out}
+                    for row in term
+                ]
+                for term in pair
+            ]
             ours, theirs = (
                 rows[0] if len(rows) == 1 else subtract_by_seed(*rows) for rows in terms
             )
