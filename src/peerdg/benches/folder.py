@@ -102,7 +102,8 @@ class BenchFolder:
             except ConfigError as error:
                 raise ConfigError(
                     f"{folder} is not a run of this bench. {error.message}",
-                    hint="Give the original options, or choose another --out folder.",
+                    hint="Give the original options, or choose another --out folder. `peerdg bench "
+                    "--overwrite` starts again.",
                 ) from error
 
     def write_plan(self, plan: Plan) -> None:
